@@ -1,0 +1,1 @@
+"""Predicts step times: hardware, model shapes, roofline terms and their parameters."""

@@ -1,0 +1,122 @@
+"""CostTable: predicted time of the parts of a decode step on a frozen grid, so that core needs no cost model."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granikv.core.errors import ConfigError
+
+FloatArray = NDArray[np.float64]
+
+_FORMAT = "granikv-cost-table-1"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CostTable:
+    """Times in ns for one GPU, model and tensor-parallel degree.
+
+    Attention times are for one layer, `gemm_ns` and `collective_ns` for the whole step (all layers). The first
+    axis of `compute_ns` and `memory_ns` is `Mode`. A pass alone takes `max(compute, memory)`; in a fused launch
+    the sums over all segments and the private part overlap, so a step's attention takes
+    `max(sum compute, sum memory)` and segments are not separable.
+
+    Attributes:
+        rows: int64 `[R]`, ascending row counts of the grid.
+        lengths: int64 `[L]`, ascending segment lengths in tokens.
+        compute_ns: `[3, L, R]`, tensor-core time of a segment pass.
+        memory_ns: `[3, L, R]`, HBM or L2 time of a segment pass.
+        pass_latency_ns: `[3]`, fixed time of one two-call pass in that mode.
+        private_compute_ns_per_token: tensor-core time of one private token.
+        private_memory_ns_per_token: `[R]`, HBM time of one private token when that many rows run.
+        private_latency_ns: fixed time of the private pass.
+        fused_latency_ns: fixed time of one fused launch; None when no fused kernel is modelled.
+        merge_ns: `[R]`, merging two partial results of that many rows.
+        gemm_ns: `[R]`, all matrix products of a step.
+        collective_ns: `[R]`, all collectives of a step (zero for one GPU).
+        num_layers: layers that run attention.
+        group: query heads per kv head.
+        m_sat: effective rows (`rows * group`) from which the dense pass saturates the tensor cores.
+        meta: where the numbers come from: gpu, model, tp, parameter file and its provenance.
+    """
+
+    rows: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    compute_ns: FloatArray
+    memory_ns: FloatArray
+    pass_latency_ns: FloatArray
+    private_compute_ns_per_token: float
+    private_memory_ns_per_token: FloatArray
+    private_latency_ns: float
+    fused_latency_ns: float | None
+    merge_ns: FloatArray
+    gemm_ns: FloatArray
+    collective_ns: FloatArray
+    num_layers: int
+    group: int
+    m_sat: int
+    meta: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        """Check shapes and freeze the arrays.
+
+        Raises:
+            ValueError: a grid is not ascending or an array does not match it.
+        """
+        grid = (len(self.lengths), len(self.rows))
+        for name in ("rows", "lengths"):
+            axis = getattr(self, name)
+            if len(axis) < 2 or not bool(np.all(np.diff(axis) > 0)) or int(axis[0]) < 1:
+                raise ValueError(f"{name} must be at least two ascending positive integers, got {axis!r}")
+        for name, shape in (
+            ("compute_ns", (3, *grid)),
+            ("memory_ns", (3, *grid)),
+            ("pass_latency_ns", (3,)),
+            ("private_memory_ns_per_token", (grid[1],)),
+            ("merge_ns", (grid[1],)),
+            ("gemm_ns", (grid[1],)),
+            ("collective_ns", (grid[1],)),
+        ):
+            array = getattr(self, name)
+            if array.shape != shape:
+                raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
+            if not bool(np.all(np.isfinite(array))) or float(array.min()) < 0:
+                raise ValueError(f"{name} must be finite and not negative")
+            array.setflags(write=False)
+
+    def save(self, path: Path) -> None:
+        """Write the table as JSON; `load` gives it back bit for bit."""
+        body = {"format": _FORMAT} | {
+            field.name: value.tolist() if isinstance(value, np.ndarray) else value
+            for field in fields(self)
+            for value in (getattr(self, field.name),)
+        }
+        path.write_text(json.dumps(body, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> "CostTable":
+        """Read a table written by `save`.
+
+        Raises:
+            ConfigError: the file is missing or is not a cost table.
+        """
+        try:
+            body = json.loads(path.read_text())
+            if body.pop("format") != _FORMAT:
+                raise ValueError(f"format must be {_FORMAT}")
+            integers = {"rows", "lengths"}
+            return cls(
+                **{
+                    key: np.asarray(value, np.int64 if key in integers else np.float64)
+                    if isinstance(value, list)
+                    else value
+                    for key, value in body.items()
+                }
+            )
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path} is not a dispatch table ({error}); write one with `granikv dispatch-table`."
+            ) from None

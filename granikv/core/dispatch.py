@@ -1,0 +1,277 @@
+"""Dispatcher: which attention mode each shared segment runs in this decode step.
+
+Choices: `cost` minimises the predicted time of the whole step, `threshold` is the paper's rule (arXiv
+2608.15584: dense from M_eff = rows x group >= M_sat, else cascade), `paged`, `cascade` and `dense` are fixed,
+`cascade_global` reads only what the whole batch shares as one cascade level (what batch-global cascade engines
+do). A segment in scattered COLD slots always runs paged, except under `cascade_global`.
+"""
+
+import math
+from typing import get_args, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granikv.core.cost_table import CostTable
+from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
+
+DispatchChoice = Literal["cost", "threshold", "paged", "cascade", "dense", "cascade_global"]
+DISPATCH_CHOICES: tuple[str, ...] = get_args(DispatchChoice)
+
+# Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is
+# max(sum compute, sum memory): its minimiser over independent per-segment choices is found by weighting the
+# two sums, and nine weights bracket every crossover of three modes closely enough.
+_WEIGHTS = np.linspace(0.0, 1.0, 9)
+# Segments and private tokens are looked up on geometric grids: 4 steps per octave is +-9 % in length, far
+# inside the cost model's own error, and lets one plan serve many decode steps.
+_STEPS_PER_OCTAVE = 4
+_LENGTH_CELLS = 20 * _STEPS_PER_OCTAVE
+_ROW_CELLS = 13 * _STEPS_PER_OCTAVE
+_MEMO_LIMIT = 4096
+
+
+class Dispatcher:
+    """Plans decode steps from one `CostTable`; equal shapes give equal plans."""
+
+    def __init__(self, table: CostTable, choice: DispatchChoice = "cost") -> None:
+        """Precompute the best mode of every (length, rows) cell.
+
+        Raises:
+            ValueError: `choice` is not a dispatch choice.
+        """
+        if choice not in DISPATCH_CHOICES:
+            raise ValueError(f"choice must be one of {', '.join(DISPATCH_CHOICES)}, got {choice!r}")
+        self.choice = choice
+        self.table = table
+        self._memo: dict[tuple[tuple[Segment, ...], int, int], StepPlan] = {}
+        self._last_segments: tuple[Segment, ...] | None = None
+        self._last_key = (-1, -1)
+        self._last_plan = StepPlan(())
+        self._cells: dict[tuple[int, int, bool], int] = {}
+        self._grid = _CellGrid(table)
+
+    def plan(self, shape: StepShape) -> StepPlan:
+        """The plan for a step; only the private tokens' bucket matters, see `private_tokens_limit`."""
+        key = (shape.rows, _bucket(shape.private_tokens))
+        if shape.segments is self._last_segments and key == self._last_key:
+            return self._last_plan
+        memo_key = (shape.segments, *key)
+        plan = self._memo.get(memo_key)
+        if plan is None:
+            if len(self._memo) >= _MEMO_LIMIT:
+                self._memo.clear()
+            plan = self._memo[memo_key] = self._plan(shape)
+        self._last_segments, self._last_key, self._last_plan = shape.segments, key, plan
+        return plan
+
+    def private_tokens_limit(self, private_tokens: int) -> int:
+        """First private token count above `private_tokens` at which `plan` may answer differently."""
+        return _bucket_start(_bucket(private_tokens) + 1)
+
+    def _plan(self, shape: StepShape) -> StepPlan:
+        segments = shape.segments
+        if not segments or self.choice == "paged":
+            plan = StepPlan((Mode.PAGED,) * len(segments))
+        elif self.choice == "cascade_global":
+            plan = StepPlan(
+                tuple(Mode.CASCADE if s.rows == shape.rows else Mode.PAGED for s in segments)
+            )
+        elif self.choice == "cost":
+            plan = self._cheapest(shape)
+        else:
+            plan = self._by_rule(shape)
+        if self.choice != "cost" or not self._grid.has_collectives:
+            return plan
+        return self._with_row_split(shape, plan)
+
+    def _by_rule(self, shape: StepShape) -> StepPlan:
+        fixed = {"cascade": Mode.CASCADE, "dense": Mode.DENSE}.get(self.choice)
+
+        def mode(segment: Segment) -> Mode:
+            if segment.base == 0:
+                return Mode.PAGED
+            if fixed is not None:
+                return fixed
+            saturated = segment.rows * shape.group >= self.table.m_sat
+            return Mode.DENSE if saturated else Mode.CASCADE
+
+        modes = tuple(mode(segment) for segment in shape.segments)
+        return StepPlan(modes, self._faster_launch(shape, modes))
+
+    def _faster_launch(self, shape: StepShape, modes: tuple[Mode, ...]) -> Launch:
+        """The launch with the smaller predicted time for modes that a rule has chosen."""
+        if self.table.fused_latency_ns is None or all(mode == Mode.PAGED for mode in modes):
+            return Launch.TWO_CALL
+        cells = self._cell_indices(shape.segments)
+        chosen = (np.asarray(modes, np.intp), cells)
+        compute, memory = self._grid.compute[chosen], self._grid.memory[chosen]
+        private_c, private_m = self._private_ns(shape)
+        fused = self.table.fused_latency_ns + max(
+            float(compute.sum()) + private_c, float(memory.sum()) + private_m
+        )
+        two_call = self._two_call_ns(shape, np.maximum(compute, memory), np.asarray(modes))
+        return Launch.FUSED if fused <= two_call else Launch.TWO_CALL
+
+    def _cheapest(self, shape: StepShape) -> StepPlan:
+        grid, table = self._grid, self.table
+        cells = self._cell_indices(shape.segments)
+        private_c, private_m = self._private_ns(shape)
+
+        paged_ns = table.private_latency_ns + max(
+            float(grid.compute[0][cells].sum()) + private_c,
+            float(grid.memory[0][cells].sum()) + private_m,
+        )
+        serial_modes = grid.serial_mode[cells]
+        serial_ns = self._two_call_ns(shape, grid.serial_ns[cells], serial_modes)
+        best_ns, modes, launch = paged_ns, None, Launch.TWO_CALL
+        if serial_ns < best_ns and bool(serial_modes.any()):
+            best_ns, modes = serial_ns, serial_modes
+        if table.fused_latency_ns is not None:
+            fused_ns = np.maximum(
+                grid.weighted_compute[cells].sum(axis=0) + private_c,
+                grid.weighted_memory[cells].sum(axis=0) + private_m,
+            )
+            weight = int(fused_ns.argmin())
+            weighted_modes = grid.weighted_mode[cells, weight]
+            if table.fused_latency_ns + float(fused_ns[weight]) < best_ns and bool(
+                weighted_modes.any()
+            ):
+                modes, launch = weighted_modes, Launch.FUSED
+        if modes is None:
+            return StepPlan((Mode.PAGED,) * len(shape.segments))
+        return StepPlan(tuple(map(_MODES.__getitem__, modes.tolist())), launch)
+
+    def _private_ns(self, shape: StepShape) -> tuple[float, float]:
+        """Compute and memory time of the private pass, at the middle of the private tokens' bucket."""
+        bucket = _bucket(shape.private_tokens)
+        tokens = math.sqrt(_bucket_start(bucket) * _bucket_start(bucket + 1))
+        memory_rate = self._grid.at_rows(self.table.private_memory_ns_per_token, shape.rows)
+        return tokens * self.table.private_compute_ns_per_token, tokens * memory_rate
+
+    def _two_call_ns(
+        self, shape: StepShape, pass_ns: NDArray[np.float64], modes: NDArray[np.intp]
+    ) -> float:
+        """Passes one after another: shared segments by mode, the private pass, the merge."""
+        table = self.table
+        shared = modes != 0
+        paged_ns = float(pass_ns[~shared].sum()) + max(self._private_ns(shape))
+        latency = table.private_latency_ns + sum(
+            float(table.pass_latency_ns[mode]) for mode in (1, 2) if bool((modes == mode).any())
+        )
+        merge = self._grid.at_rows(table.merge_ns, shape.rows) if bool(shared.any()) else 0.0
+        return paged_ns + float(pass_ns[shared].sum()) + latency + merge
+
+    def _with_row_split(self, shape: StepShape, plan: StepPlan) -> StepPlan:
+        """Split a communication-bound step when hiding collectives pays for reading the weights twice.
+
+        Rule (the paper's burst and follow-on): the burst is the larger half, raised to the row count at which
+        its largest segment saturates the dense pass, if that leaves rows for a follow-on step.
+        """
+        rows, grid, table = shape.rows, self._grid, self.table
+        collective = grid.at_rows(table.collective_ns, rows)
+        saturated = -(-table.m_sat // table.group)
+        burst = max(-(-rows // 2), saturated if saturated < rows else 0)
+        follow = rows - burst
+        if follow < 1:
+            return plan
+        whole = grid.at_rows(table.gemm_ns, rows) + collective
+        compute = grid.at_rows(table.gemm_ns, burst) + grid.at_rows(table.gemm_ns, follow)
+        collectives = grid.at_rows(table.collective_ns, burst) + grid.at_rows(
+            table.collective_ns, follow
+        )
+        # Every segment is read by both halves: charge its pass twice when it is memory-bound.
+        rereads = 0.0
+        if shape.segments:
+            modes = np.asarray(plan.modes, np.intp)
+            memory = grid.memory[modes, self._cell_indices(shape.segments)]
+            rereads = float(memory[modes != 0].sum()) * table.num_layers
+        if max(compute + rereads, collectives) < whole:
+            return StepPlan(plan.modes, plan.launch, (burst, follow))
+        return plan
+
+    def _cell_indices(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
+        cells, lookup = self._cells, []
+        for base, length, rows in segments:
+            key = (length, rows, base == 0)
+            cell = cells.get(key)
+            if cell is None:
+                if len(cells) >= 65536:
+                    cells.clear()
+                cell = cells[key] = self._grid.cell(length, rows, cold=base == 0)
+            lookup.append(cell)
+        return np.array(lookup, np.intp)
+
+
+_MODES = (Mode.PAGED, Mode.CASCADE, Mode.DENSE)
+
+
+def _bucket(tokens: int) -> int:
+    """Geometric bucket, 4 per octave; 0 for up to one token."""
+    return int(math.log2(tokens) * _STEPS_PER_OCTAVE + 1e-9) if tokens > 1 else 0
+
+
+def _bucket_start(bucket: int) -> int:
+    """Smallest token count in a bucket: the inverse of `_bucket`."""
+    start = math.ceil(2 ** (bucket / _STEPS_PER_OCTAVE) - 1e-6)
+    while _bucket(start) < bucket:
+        start += 1
+    while start > 1 and _bucket(start - 1) >= bucket:
+        start -= 1
+    return max(1, start)
+
+
+class _CellGrid:
+    """The cost table resampled on geometric (length, rows) cells, with the best mode of each.
+
+    Cells come twice: the second half is for COLD segments, whose only mode is paged.
+    """
+
+    def __init__(self, table: CostTable) -> None:
+        self._table = table
+        self.has_collectives = bool(table.collective_ns.max() > 0)
+        lengths = 2.0 ** ((np.arange(_LENGTH_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
+        rows = 2.0 ** ((np.arange(_ROW_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
+        hot = [self._resample(part, lengths, rows) for part in (table.compute_ns, table.memory_ns)]
+        cold = [np.broadcast_to(part[:1], part.shape) for part in hot]
+        self.compute, self.memory = (np.concatenate(pair, axis=1) for pair in zip(hot, cold, strict=True))
+        self._choose()
+
+    def _resample(
+        self, part: NDArray[np.float64], lengths: NDArray[np.float64], rows: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Bilinear from `[3, L, R]` to `[3, cells]`; beyond the last length, in proportion to it."""
+        table = self._table
+        out = np.empty((3, len(lengths), len(rows)))
+        beyond = np.maximum(1.0, lengths / float(table.lengths[-1]))
+        for mode in range(3):
+            by_rows = np.stack([np.interp(rows, table.rows, line) for line in part[mode]])
+            for column in range(len(rows)):
+                sampled = np.interp(lengths, table.lengths, by_rows[:, column])
+                out[mode, :, column] = sampled * beyond
+        return out.reshape(3, -1)
+
+    def _choose(self) -> None:
+        count = self.compute.shape[1]
+        hot_cells = count // 2
+        modes = np.arange(3)[:, None]
+        allowed = (modes == 0) | (np.arange(count)[None, :] < hot_cells)
+        alone = np.where(allowed, np.maximum(self.compute, self.memory), np.inf)
+        self.serial_mode = alone.argmin(axis=0)
+        self.serial_ns = alone.min(axis=0)
+        weights = _WEIGHTS[:, None, None]
+        scores = weights * self.compute + (1 - weights) * self.memory
+        scores = np.where(allowed[None], scores, np.inf)
+        self.weighted_mode = np.ascontiguousarray(scores.argmin(axis=1).T)
+        cells = np.arange(count)[:, None]
+        self.weighted_compute = self.compute[self.weighted_mode, cells]
+        self.weighted_memory = self.memory[self.weighted_mode, cells]
+
+    def cell(self, length: int, rows: int, *, cold: bool) -> int:
+        """Index of the cell that holds (length, rows)."""
+        line = min(_bucket(length), _LENGTH_CELLS - 1)
+        column = min(_bucket(rows), _ROW_CELLS - 1)
+        return line * _ROW_CELLS + column + (_LENGTH_CELLS * _ROW_CELLS if cold else 0)
+
+    def at_rows(self, values: NDArray[np.float64], rows: int) -> float:
+        """A per-rows quantity at `rows`, linear between grid points."""
+        return float(np.interp(rows, self._table.rows, values))

@@ -1,0 +1,109 @@
+"""HotPlacement: brings shared prefixes into HOT slabs, while they are prefilled or later by a copy."""
+
+from granikv.core.admission import PrefixView
+from granikv.core.directory import SlabDirectory
+from granikv.sim.prefix_index import Node, PrefixIndex
+from granikv.sim.requests import RequestState
+
+# Node ids start above this, so it names a prefix that has no node yet.
+_UNBORN_NODE = 0
+
+
+class HotPlacement:
+    """Asks the admission policy about every admitted request's prefix and carries out what it wants.
+
+    A HOT node's parent is HOT or the root (see `PrefixIndex`), so a wanted node takes its COLD ancestors along into
+    one slab: they have at least as many readers.
+    """
+
+    def __init__(self, directory: SlabDirectory, index: PrefixIndex) -> None:
+        self._directory = directory
+        self._index = index
+        self.promoted_tokens = 0
+        self._being_placed: set[tuple[int, int, int]] = set()
+
+    def admit(self, state: RequestState, path: list[Node], now_s: float) -> int:
+        """Place the prefix of a request that is about to be prefilled; returns the tokens copied into HOT.
+
+        `path` is the matched path, already locked.
+        """
+        cold = next((i for i, node in enumerate(path) if node.slots is not None), len(path))
+        if cold < len(path):
+            return self._promote(path[cold:], now_s)
+        if state.request.prefix_tokens > sum(node.length for node in path):
+            self._reserve(state, now_s)
+        return 0
+
+    def _promote(self, chain: list[Node], now_s: float) -> int:
+        length = sum(node.length for node in chain)
+        for count in range(len(chain), 0, -1):
+            node = chain[count - 1]
+            view = _view(node, length, now_s)
+            if self._directory.wants(view) and self._make_room(view):
+                reservation = self._directory.reserve(view)
+                if reservation is None:
+                    return 0
+                for member in chain[:count]:
+                    self._index.make_hot(member, reservation)
+                self._directory.release(reservation)
+                self.promoted_tokens += length
+                return length
+            length -= node.length
+        return 0
+
+    def _reserve(self, state: RequestState, now_s: float) -> None:
+        """Reserve a slab for a declared prefix, so that it is prefilled in place."""
+        cursor = state.cursor
+        if cursor is None or state.reservation is not None:
+            return
+        place = (cursor.node.node_id, state.fill[cursor.run][0], cursor.offset)
+        length = state.request.prefix_tokens - cursor.depth
+        view = PrefixView(
+            node=_UNBORN_NODE,
+            length=length,
+            live_requests=1,
+            hits=1,
+            first_use_s=now_s,
+            last_use_s=now_s,
+            now_s=now_s,
+            hinted=True,
+        )
+        if place in self._being_placed or not self._directory.wants(view):
+            return
+        if self._make_room(view):
+            state.reservation = self._directory.reserve(view)
+            if state.reservation is not None:
+                state.placing = place
+                self._being_placed.add(place)
+
+    def _make_room(self, view: PrefixView) -> bool:
+        victims = self._directory.victims(view)
+        if victims is None:
+            return False
+        for node_id in victims:
+            if self._index.is_hot_cached(node_id):
+                self._index.evict_hot(node_id)
+        return True
+
+    def finish(self, state: RequestState) -> None:
+        """End a placement by prefilling: what was not filled goes back."""
+        if state.reservation is None:
+            return
+        self._directory.release(state.reservation)
+        state.reservation = None
+        if state.placing is not None:
+            self._being_placed.discard(state.placing)
+            state.placing = None
+
+
+def _view(node: Node, length: int, now_s: float) -> PrefixView:
+    return PrefixView(
+        node=node.node_id,
+        length=length,
+        live_requests=node.lock_ref,
+        hits=node.hits,
+        first_use_s=node.first_use_s,
+        last_use_s=node.last_use_s,
+        now_s=now_s,
+        hinted=False,
+    )

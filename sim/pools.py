@@ -1,0 +1,134 @@
+"""Pools: one replica's KV state - allocator, slabs, prefix index, running rows - and the moves between them.
+
+The classes are `granikv.core`'s; this module only keeps them in step with each other.
+"""
+
+from granikv.core.admission import make_admission
+from granikv.core.allocator import HotColdAllocator, Slots
+from granikv.core.directory import SlabDirectory
+from granikv.core.errors import IntegrityError
+from granikv.core.groups import RowGroups
+from granikv.core.step import StepShape
+from granikv.sim.config import ServerConfig
+from granikv.sim.decode_batch import DecodeBatch
+from granikv.sim.placement import HotPlacement
+from granikv.sim.prefix_index import Node, PrefixIndex
+from granikv.sim.requests import RequestState
+
+
+class Pools:
+    """Everything that holds KV slots; `heads` are query heads, kv heads and head_dim of one rank."""
+
+    def __init__(self, config: ServerConfig, heads: tuple[int, int, int]) -> None:
+        self.allocator = HotColdAllocator(config.size_tokens, config.hot_tokens)
+        self.directory = SlabDirectory(self.allocator, make_admission(config.admission))
+        self.groups = RowGroups()
+        self.index = PrefixIndex(self.allocator, self.directory, self.groups)
+        self.batch = DecodeBatch()
+        has_hot = config.system == "granikv"
+        self.placement = HotPlacement(self.directory, self.index) if has_hot else None
+        self._heads = heads
+
+    @property
+    def cold_tokens(self) -> int:
+        """Slots on the COLD side."""
+        return self.allocator.size_tokens - self.allocator.hot_tokens
+
+    @property
+    def hot_misses(self) -> int:
+        """Wanted slabs that could not be had, so far."""
+        return sum(self.directory.misses.values())
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of free HOT tokens outside the largest free run, 0..1."""
+        free = self.allocator.hot_free
+        return 1.0 - self.allocator.largest_free_run / free if free else 0.0
+
+    def shape(self, rows: int, padded_rows: int) -> StepShape:
+        """The next decode step: every row reads its context and the token it is about to write."""
+        segments = self.groups.segments()
+        return StepShape(
+            rows,
+            padded_rows,
+            self.batch.context_tokens + rows - self.groups.shared_tokens,
+            self.batch.longest_private() + 1,
+            segments,
+            *self._heads,
+        )
+
+    def join(self, state: RequestState) -> int:
+        """A prefilled request starts to decode; returns its prompt tokens that lie in HOT."""
+        path = _locked(state).path()
+        base_of = self.index.base_of
+        self.groups.join([(node.node_id, node.length, base_of(node)) for node in path])
+        hot_tokens = sum([node.length for node in path if node.slots is None])
+        self.batch.join(state, state.fill_tokens - hot_tokens)
+        return hot_tokens
+
+    def decode(self, steps: int) -> None:
+        """Take the slots of `steps` decode steps of all rows; they were promised when the jump was chosen."""
+        count = steps * len(self.batch)
+        slots = self.allocator.alloc_cold(count) if self.index.ensure_cold(count) else None
+        if slots is None:
+            raise IntegrityError("a decode step found no COLD slots that were counted as free")
+        self.batch.advance(slots, steps)
+
+    def release(self, state: RequestState, now_s: float) -> None:
+        """A finished row leaves: its output is cached below its prompt, as the live tree does.
+
+        The last output token has no KV, and an overlapped scheduler may have run the row once more: those slots
+        are freed.
+        """
+        node = _locked(state)
+        slots = self._leave(state, node)
+        kept = state.remaining_output - 1
+        if kept:
+            run = (state.output_segment, state.generated, kept)
+            self.index.append_leaf(node, run, slots[:kept], now_s)
+        if len(slots) > kept:
+            self.allocator.free_cold(slots[kept:])
+        self.index.unlock(node)
+        state.last_node = state.cursor = None
+
+    def retract(self, state: RequestState) -> None:
+        """A running row goes back to the queue; its output's slots are freed, its prompt stays cached."""
+        node = _locked(state)
+        written = state.generated + 1 + self.batch.step - state.join_step
+        slots = self._leave(state, node)
+        self.allocator.free_cold(slots)
+        self.index.unlock(node)
+        state.retract(written)
+
+    def _leave(self, state: RequestState, node: Node) -> Slots:
+        self.groups.leave([member.node_id for member in node.path()])
+        return self.batch.leave(state)
+
+    def remap(self, moved: Slots) -> None:
+        """Follow moved COLD slots (`moved[old] = new`, int32 `[size + 1]`) wherever they are held."""
+        self.index.remap(moved)
+        self.batch.ring.remap(moved)
+
+    def check_integrity(self) -> None:
+        """Check every part and that no slot is lost: used = cached + decoding.
+
+        Raises:
+            IntegrityError: the invariant that does not hold.
+        """
+        self.allocator.check_integrity()
+        self.directory.check_integrity()
+        self.groups.check_integrity()
+        self.index.check_integrity()
+        cached = sum(len(n.slots) for n in self.index.nodes() if n.slots is not None)
+        decoding = sum(self.batch.step - s.join_step for s in self.batch.states)
+        if cached + decoding != self.allocator.cold_used:
+            raise IntegrityError(
+                f"cached + decoding == cold_used must hold, got {cached} + {decoding} and"
+                f" {self.allocator.cold_used}"
+            )
+
+
+def _locked(state: RequestState) -> Node:
+    if state.last_node is None:
+        raise IntegrityError(f"request {state.request.request_id} holds no prefix")
+    return state.last_node

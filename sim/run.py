@@ -1,0 +1,156 @@
+"""simulate: a request stream through one or more replicas, to run records and totals."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import simpy
+
+from granikv.core.dispatch import Dispatcher
+from granikv.core.errors import ConfigError
+from granikv.cost_models.dispatch_table import build_cost_table
+from granikv.cost_models.step import StepCost
+from granikv.sim.arrivals import Arrivals
+from granikv.sim.config import ServerConfig
+from granikv.sim.engine import Engine, EngineTotals
+from granikv.sim.pools import Pools
+from granikv.sim.recorder import RecordSink, StepRecorder
+from granikv.sim.requests import RequestState, Status
+from granikv.sim.router import make_router
+from granikv.traces.records import REQUEST_SCHEMA, STEP_SCHEMA
+from granikv.traces.request import Request
+
+
+class MemorySink:
+    """Keeps a run's rows in memory, for runs that nobody needs on disk."""
+
+    def __init__(self) -> None:
+        self._requests: list[tuple[Any, ...]] = []
+        self._steps: list[tuple[Any, ...]] = []
+
+    def request(self, *row: Any) -> None:
+        """Keep one ended request."""
+        self._requests.append(row)
+
+    def step(self, *row: Any) -> None:
+        """Keep one step row."""
+        self._steps.append(row)
+
+    def frames(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Requests and steps with the run-record schemas."""
+        return (
+            pl.DataFrame(self._requests, schema=REQUEST_SCHEMA, orient="row"),
+            pl.DataFrame(self._steps, schema=STEP_SCHEMA, orient="row"),
+        )
+
+
+@dataclass(slots=True)
+class RunOutcome:
+    """What a simulation knows beyond its records; `unfinished` is zero unless the run was cut short."""
+
+    end_s: float
+    sent: int
+    finished: int
+    refused: int
+    aborted: int
+    unfinished: int
+    totals: list[EngineTotals]
+    hot_misses: dict[str, int]
+    promoted_tokens: int
+
+
+def simulate(
+    requests: Iterable[Request],
+    config: ServerConfig,
+    cost: StepCost,
+    sink: RecordSink,
+    *,
+    replicas: int = 1,
+    router: str = "round_robin",
+    on_progress: Callable[[int], None] | None = None,
+    until_s: float | None = None,
+) -> RunOutcome:
+    """Run the stream to its end (or to `until_s` simulated seconds) and hand rows to `sink`.
+
+    `on_progress` is called with the number of ended requests, every 256 of them. Step rows of several replicas
+    follow each other in time order of their ends.
+
+    Raises:
+        ConfigError: `replicas` is not positive, or a name is not known.
+        TraceFormatError: arrival times go backwards.
+    """
+    if replicas < 1:
+        raise ConfigError(f"--replicas must be at least 1, got {replicas}.")
+    env = simpy.Environment(initial_time=0)
+    dispatcher = Dispatcher(build_cost_table(cost), config.dispatch_choice)
+    ended = dict.fromkeys(Status, 0)
+
+    def on_end(state: RequestState) -> None:
+        ended[state.status] += 1
+        sink.request(*request_row(state))
+        arrivals.on_end(state.request.request_id)
+        if on_progress is not None:
+            count = ended[Status.FINISHED] + ended[Status.REFUSED]
+            if count % 256 == 0:
+                on_progress(count)
+
+    heads = (cost.heads.q, cost.heads.kv, cost.heads.head_dim)
+    engines = []
+    recorders = []
+    for _ in range(replicas):
+        recorder = StepRecorder(sink)
+        recorders.append(recorder)
+        engines.append(
+            Engine(env, config, cost, dispatcher, Pools(config, heads), recorder, on_end)
+        )
+    route = make_router(router)
+
+    def send(request: Request, now_ns: int) -> None:
+        engine = engines[route(request, engines)] if replicas > 1 else engines[0]
+        engine.submit(RequestState(request, now_ns))
+
+    arrivals = Arrivals(env, requests, send)
+    env.run(None if until_s is None else round(until_s * 1e9))
+    for recorder in recorders:
+        recorder.flush()
+    left = [state for engine in engines for state in engine.unfinished()]
+    for state in left:
+        sink.request(*request_row(state))
+    misses: dict[str, int] = {}
+    for engine in engines:
+        for reason, count in engine.pools.directory.misses.items():
+            misses[reason] = misses.get(reason, 0) + count
+    return RunOutcome(
+        end_s=float(env.now) / 1e9,
+        sent=arrivals.sent,
+        finished=ended[Status.FINISHED],
+        refused=ended[Status.REFUSED],
+        aborted=ended[Status.ABORTED],
+        unfinished=len(left),
+        totals=[engine.totals for engine in engines],
+        hot_misses=misses,
+        promoted_tokens=sum(
+            e.pools.placement.promoted_tokens for e in engines if e.pools.placement is not None
+        ),
+    )
+
+
+def request_row(state: RequestState) -> tuple[Any, ...]:
+    """A request in the run-record schema; times the request has not reached are null."""
+    request, arrival_s = state.request, state.arrival_ns / 1e9
+    first, finish = state.first_token_ns, state.finish_ns
+    done = state.status == Status.FINISHED
+    return (
+        request.request_id,
+        request.session,
+        arrival_s,
+        arrival_s,
+        None if first is None else first / 1e9,
+        None if finish is None or not done else finish / 1e9,
+        request.prompt_tokens,
+        request.output_tokens if done else state.generated,
+        state.cached_tokens,
+        state.hot_tokens,
+        state.status.value,
+    )
