@@ -22,8 +22,9 @@ class RecordSink(Protocol):
 class StepRecorder:
     """Merges consecutive decode steps whose batch and plan are equal, so that stepping and jumping leave equal rows."""
 
-    def __init__(self, sink: RecordSink) -> None:
+    def __init__(self, sink: RecordSink, replica: int = 0) -> None:
         self._sink = sink
+        self._replica = replica
         self._iteration = 0
         self._row: list[Any] | None = None
         self._segments: tuple[Segment, ...] = ()
@@ -102,7 +103,7 @@ class StepRecorder:
         row[3] = row[3] / 1e3
         self._iteration += row[1]
         self._row = None
-        self._sink.step(*row)
+        self._sink.step(*row, self._replica)
 
     def _to_json(self, value: tuple[Segment, ...] | StepPlan) -> str:
         text = self._json.get(value)

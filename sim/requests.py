@@ -40,7 +40,7 @@ class RequestState:
         "hot_tokens",
         "join_step",
         "last_node",
-        "path",
+        "replica",
         "request",
         "placing",
         "reservation",
@@ -48,15 +48,15 @@ class RequestState:
         "status",
     )
 
-    def __init__(self, request: Request, arrival_ns: int) -> None:
+    def __init__(self, request: Request, arrival_ns: int, replica: int = 0) -> None:
         self.request = request
+        self.replica = replica
         self.arrival_ns = arrival_ns
         self.fill = request.prompt
         self.fill_tokens = request.prompt_tokens
         self.generated = 0
         self.cursor: Cursor | None = None
         self.last_node: Node | None = None
-        self.path: list[int] = []
         self.reservation: Reservation | None = None
         self.placing: tuple[int, int, int] | None = None
         self.row = 0
@@ -86,5 +86,4 @@ class RequestState:
         self.fill_tokens = self.request.prompt_tokens + generated
         self.cursor = None
         self.last_node = None
-        self.path = []
         self.status = Status.WAITING

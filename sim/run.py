@@ -98,8 +98,8 @@ def simulate(
     heads = (cost.heads.q, cost.heads.kv, cost.heads.head_dim)
     engines = []
     recorders = []
-    for _ in range(replicas):
-        recorder = StepRecorder(sink)
+    for replica in range(replicas):
+        recorder = StepRecorder(sink, replica)
         recorders.append(recorder)
         engines.append(
             Engine(env, config, cost, dispatcher, Pools(config, heads), recorder, on_end)
@@ -107,8 +107,8 @@ def simulate(
     route = make_router(router)
 
     def send(request: Request, now_ns: int) -> None:
-        engine = engines[route(request, engines)] if replicas > 1 else engines[0]
-        engine.submit(RequestState(request, now_ns))
+        replica = route(request, engines) if replicas > 1 else 0
+        engines[replica].submit(RequestState(request, now_ns, replica))
 
     arrivals = Arrivals(env, requests, send)
     env.run(None if until_s is None else round(until_s * 1e9))
@@ -153,4 +153,5 @@ def request_row(state: RequestState) -> tuple[Any, ...]:
         state.cached_tokens,
         state.hot_tokens,
         state.status.value,
+        state.replica,
     )
