@@ -8,13 +8,12 @@ With an overlapped scheduler (SGLang's default) the batch that starts now was de
 arrivals are seen one batch later, and a finished row runs once more before it leaves.
 """
 
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 
-import numpy as np
 import simpy
-from numpy.typing import NDArray
 
 from granikv.core.dispatch import Dispatcher
 from granikv.core.step import StepPlan, StepShape
@@ -34,6 +33,22 @@ _MAX_STEPS = 1 << 14
 Process = Generator[simpy.Event, None, None]
 
 
+class Alarm(simpy.Event):
+    """Goes off after a delay and after every arrival of that instant; may be put forward."""
+
+    def __init__(self, env: simpy.Environment, delay_ns: int) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        env.schedule(self, priority=_AFTER_ARRIVALS, delay=delay_ns)
+
+    def put_forward(self, delay_ns: int) -> "Alarm":
+        """An earlier alarm that wakes whoever waits for this one, which falls silent."""
+        earlier = Alarm(self.env, delay_ns)
+        earlier.callbacks, self.callbacks = self.callbacks, []
+        return earlier
+
+
 @dataclass(slots=True)
 class EngineTotals:
     """Busy time by term in ns, and counts, over the engine's life."""
@@ -50,7 +65,6 @@ class EngineTotals:
     retractions: int = 0
     prefills: int = 0
     fragmentation_ns: float = 0.0
-    steps_by_mode: dict[str, int] = field(default_factory=dict)
 
 
 class Engine:
@@ -82,13 +96,12 @@ class Engine:
         self._lag = 2 if config.overlap_schedule else 1
         self._decided_ns = 0
         self._unseen_rows = 0
-        self._wake: simpy.Event | None = None
-        self._timer = 0
-        self._is_idle = False
-        self._segment: NDArray[np.int64] | None = None
-        self._segment_start_ns = 0
-        self._segment_steps = 0
-        self._counted = [0, 0, 0]
+        self._idle: simpy.Event | None = None
+        self._alarm: Alarm | None = None
+        self._jump_ends: Sequence[int] | None = None
+        self._jump_start_ns = 0
+        self._jump_steps = 0
+        self._counted = (0, 0, 0)
         env.process(self._run())
         if self.repartitioner.is_active:
             env.process(self._tick())
@@ -116,18 +129,21 @@ class Engine:
 
     def _disturb(self, *, is_tick: bool = False) -> None:
         """Something happened that the next decision may have to see: wake up, or cut a jump short."""
-        if self._is_idle:
-            self._fire()
+        if self._idle is not None:
+            if not is_tick:
+                self._idle.succeed()
+                self._idle = None
             return
-        if self._segment is None or (self.scheduler.is_full and not is_tick):
+        ends = self._jump_ends
+        if ends is None or self._alarm is None or (self.scheduler.is_full and not is_tick):
             return
         # The decision after step m sees what had come by the boundary before it (overlap) or by then (no overlap).
-        since = int(self.env.now) - self._segment_start_ns
-        boundary = int(np.searchsorted(self._segment, since)) + 1 if since > 0 else 0
+        since = int(self.env.now) - self._jump_start_ns
+        boundary = bisect_left(ends, since) + 1 if since > 0 else 0
         steps = max(1, boundary + (self.config.overlap_schedule and not is_tick))
-        if steps < self._segment_steps:
-            self._segment_steps = steps
-            self._arm(int(self._segment[steps - 1]) - since)
+        if steps < self._jump_steps:
+            self._jump_steps = steps
+            self._alarm = self._alarm.put_forward(int(ends[steps - 1]) - since)
 
     # ------------------------------------------------------------------ the loop
 
@@ -217,16 +233,17 @@ class Engine:
         line = self._cost.decode(shape, plan)
         copy_ns = self._cost.copy_ns(copied_tokens) if copied_tokens else 0
         steps = self._jump_length(shape)
-        elapsed = copy_ns + line.cumulative(shape.private_tokens, rows, steps)
+        ends = line.ends_ns(shape.private_tokens, rows, steps)
         start = int(self.env.now)
-        self._segment, self._segment_start_ns, self._segment_steps = elapsed, start, steps
-        yield self._wait(int(elapsed[-1]))
-        self._segment = None
-
-        steps = self._segment_steps
+        if steps > 1:
+            self._jump_ends, self._jump_start_ns, self._jump_steps = ends, start + copy_ns, steps
+        yield self._wait(copy_ns + int(ends[-1]))
+        if steps > 1:
+            self._jump_ends = None
+            steps = self._jump_steps
+            # Stepping, the decision before the coming one would have been at the last step's start.
+            self._decided_ns = start + copy_ns + int(ends[steps - 2]) if steps > 1 else start
         end = int(self.env.now)
-        if steps > 1:  # stepping, the decision before this one would have been at the last step's start
-            self._decided_ns = start + int(elapsed[steps - 2])
         pools.decode(steps)
         self.scheduler.ratio.decay(steps)
         self._batches += steps
@@ -294,48 +311,36 @@ class Engine:
     # ------------------------------------------------------------------ waiting
 
     def _wait(self, delay_ns: int) -> simpy.Event:
-        self._wake = simpy.Event(self.env)
-        self._arm(delay_ns)
-        return self._wake
+        self._alarm = Alarm(self.env, delay_ns)
+        return self._alarm
 
     def _sleep(self) -> simpy.Event:
-        self._wake = simpy.Event(self.env)
-        self._timer += 1
-        self._is_idle = True
-        return self._wake
-
-    def _arm(self, delay_ns: int) -> None:
-        """Fire after `delay_ns`; an earlier timer that is still pending no longer counts."""
-        self._timer += 1
-        token = self._timer
-        timer = simpy.Event(self.env)
-        timer._ok, timer._value = True, None
-        timer.callbacks = [lambda _: self._fire() if token == self._timer else None]
-        self.env.schedule(timer, priority=_AFTER_ARRIVALS, delay=delay_ns)
-
-    def _fire(self) -> None:
-        wake = self._wake
-        self._is_idle = False
-        if wake is not None and not wake.triggered:
-            wake.succeed()
+        self._idle = simpy.Event(self.env)
+        return self._idle
 
     def _tick(self) -> Process:
         interval_ns = int(self.config.policy_interval_s * 1e9)
         while True:
             yield self.env.timeout(interval_ns)
             self.repartitioner.tick()
-            if not self._is_idle:
-                self._disturb(is_tick=True)
+            self._disturb(is_tick=True)
 
     # ------------------------------------------------------------------ counting
 
     def _counters(self, retracted: int) -> tuple[int, int, int, int, int, int]:
-        pools, last = self.pools, self._counted
-        now = [pools.hot_misses, pools.index.evicted_nodes, self.repartitioner.moved_tokens]
-        misses, evictions, moved = (a - b for a, b in zip(now, last, strict=True))
-        self._counted = now
-        allocator = pools.allocator
-        return allocator.hot_used, allocator.cold_free, misses, evictions, retracted, moved
+        pools = self.pools
+        misses, evicted = pools.hot_misses, pools.index.evicted_nodes
+        moved = self.repartitioner.moved_tokens
+        last_misses, last_evicted, last_moved = self._counted
+        self._counted = (misses, evicted, moved)
+        return (
+            pools.allocator.hot_used,
+            pools.allocator.cold_free,
+            misses - last_misses,
+            evicted - last_evicted,
+            retracted,
+            moved - last_moved,
+        )
 
     def _count_busy(self, start_ns: int) -> None:
         duration = int(self.env.now) - start_ns
@@ -350,7 +355,5 @@ class Engine:
         fixed = line.host_ns + line.gemm_ns + line.collective_ns
         totals.attention_ns += duration_ns - steps * fixed
         totals.decode_steps += steps
-        name = plan.mode_name
-        totals.steps_by_mode[name] = totals.steps_by_mode.get(name, 0) + steps
         if plan.row_split:
             totals.split_steps += steps

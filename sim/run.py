@@ -59,6 +59,21 @@ class RunOutcome:
     hot_misses: dict[str, int]
     promoted_tokens: int
 
+    @property
+    def fragmentation(self) -> float:
+        """Share of free HOT tokens outside the largest free run, over busy time."""
+        busy = sum(totals.busy_ns for totals in self.totals)
+        return sum(totals.fragmentation_ns for totals in self.totals) / busy if busy else 0.0
+
+    @property
+    def term_share(self) -> dict[str, float]:
+        """Share of busy time by term: decode steps split by term, extend steps and copies whole."""
+        busy = sum(totals.busy_ns for totals in self.totals) or 1
+        names = ("host", "gemm", "attention", "collective", "extend", "copy")
+        return {
+            name: sum(getattr(totals, f"{name}_ns") for totals in self.totals) / busy for name in names
+        }
+
 
 def simulate(
     requests: Iterable[Request],

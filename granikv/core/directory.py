@@ -231,14 +231,11 @@ class SlabDirectory:
         src = np.array(cold_slots)
         if len(src) != view.length:
             raise ValueError(f"cold_slots must be {view.length} slots, got {len(src)}")
-        slab = self._allocator.reserve_slab(view.length)
-        if slab is None:
+        if not self._allocator.can_reserve(view.length):
             return None
-        try:
-            self._allocator.free_cold(src)
-        except ValueError:
-            self._allocator.free_slab(slab)
-            raise
+        self._allocator.free_cold(src)
+        slab = self._allocator.reserve_slab(view.length)
+        assert slab is not None, "freeing COLD slots takes no HOT room"
         self._attach(node, slab, view, locks)
         self.promotions += 1
         self.promoted_tokens += slab.length

@@ -67,11 +67,6 @@ class StepPlan:
     launch: Launch = Launch.TWO_CALL
     row_split: tuple[int, ...] = ()
 
-    @property
-    def mode_name(self) -> str:
-        """The most compute-heavy mode of the step: `dense` before `cascade` before `paged`."""
-        return Mode(max(self.modes, default=Mode.PAGED)).name.lower()
-
     def to_json(self) -> dict[str, object]:
         """Plain form for run records."""
         return {

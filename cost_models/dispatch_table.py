@@ -1,0 +1,88 @@
+"""The dispatcher's cost table: the roofline terms sampled on a grid that core can read."""
+
+import numpy as np
+
+from granikv.core.cost_table import CostTable, FloatArray
+from granikv.core.step import Mode
+from granikv.cost_models import roofline
+from granikv.cost_models.step import StepCost
+
+GRID_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+GRID_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
+_M_SAT_LENGTH = 8192  # the prefix length at which the paper measured its M_sat
+
+
+def build_cost_table(step_cost: StepCost) -> CostTable:
+    """Sample one model, GPU and tensor-parallel degree for `granikv.core`.
+
+    Segments are taken as contiguous. The fixed tile time of private rows is the same for every plan
+    and is left out.
+    """
+    rates, heads = step_cost.rates, step_cost.heads
+    compute = np.empty((len(Mode), len(GRID_LENGTHS), len(GRID_ROWS)))
+    memory = np.empty_like(compute)
+    for mode in Mode:
+        for i, length in enumerate(GRID_LENGTHS):
+            for j, rows in enumerate(GRID_ROWS):
+                part = roofline.shared_pass(rates, heads, mode, length, rows)
+                compute[mode, i, j], memory[mode, i, j] = part
+    return CostTable(
+        rows=np.array(GRID_ROWS, np.int64),
+        lengths=np.array(GRID_LENGTHS, np.int64),
+        compute_ns=compute,
+        memory_ns=memory,
+        pass_latency_ns=np.array([roofline.pass_latency_ns(rates, mode) for mode in Mode]),
+        private_compute_ns_per_token=roofline.private_compute_ns_per_token(rates, heads),
+        private_memory_ns_per_token=np.full(
+            len(GRID_ROWS), roofline.private_memory_ns_per_token(rates, heads)
+        ),
+        private_latency_ns=rates.private_latency_ns,
+        fused_latency_ns=rates.fused_latency_ns,
+        merge_ns=_per_rows([roofline.merge_ns(rates, heads, rows) for rows in GRID_ROWS]),
+        gemm_ns=_per_rows([step_cost.gemm_ns(rows) for rows in GRID_ROWS]),
+        collective_ns=_per_rows([step_cost.collective_ns(rows) for rows in GRID_ROWS]),
+        num_layers=step_cost.model.layers,
+        group=heads.q // heads.kv,
+        m_sat=saturation_rows(step_cost),
+        meta=_meta(step_cost),
+    )
+
+
+def saturation_rows(step_cost: StepCost) -> int:
+    """`M_sat`: effective rows (`rows * group`) from which the dense pass wins.
+
+    Taken from the parameter file where it states one (A100, the paper's). Otherwise the least
+    multiple of the group at which the dense pass over 8K tokens beats a cascade, and the grid's
+    largest when it never does.
+    """
+    stated = step_cost.params.terms.m_sat
+    if stated is not None:
+        return int(stated.value)
+    group = step_cost.heads.q // step_cost.heads.kv
+    for rows in range(1, GRID_ROWS[-1] + 1):
+        if _pass_ns(step_cost, Mode.DENSE, rows) < _pass_ns(step_cost, Mode.CASCADE, rows):
+            return rows * group
+    return GRID_ROWS[-1] * group
+
+
+def _pass_ns(step_cost: StepCost, mode: Mode, rows: int) -> float:
+    rates = step_cost.rates
+    part = roofline.shared_pass(rates, step_cost.heads, mode, _M_SAT_LENGTH, rows)
+    return max(part) + roofline.pass_latency_ns(rates, mode)
+
+
+def _per_rows(values: list[float]) -> FloatArray:
+    return np.array(values, np.float64)
+
+
+def _meta(step_cost: StepCost) -> dict[str, object]:
+    params = step_cost.params
+    return {
+        "gpu": params.gpu,
+        "model": step_cost.model.name,
+        "tp": step_cost.tp,
+        "derived_from": params.derived_from,
+        "note": params.note,
+        "provenance": {name: parameter.provenance for name, parameter in params.terms.items()},
+        "not_in_table": "the fixed tile time of private rows, equal for every plan; host time",
+    }

@@ -1,0 +1,321 @@
+"""StepCost: what one decode or extend step costs, in integer nanoseconds."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from granikv.core.errors import ConfigError
+from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
+from granikv.cost_models import roofline
+from granikv.cost_models.hardware import Hardware, load_hardware
+from granikv.cost_models.models import ModelShape
+from granikv.cost_models.params import GpuParams
+
+Piece = tuple[float, float]
+_LIST_STEPS = 12  # below this many steps numpy's fixed cost per call exceeds the loop's
+_MAX_CACHED_LINES = 4096  # shapes drift as requests come and go; old ones never return
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLine:
+    """Time of a decode step in its private tokens P: `floor(fixed + max_j(a_j + b_j * P))` ns.
+
+    Attributes:
+        host_ns: host time that the GPU does not hide.
+        gemm_ns: matrix products and the element-wise kernels between them.
+        collective_ns: collectives; under a row split only the last one, which nothing hides.
+        attention: `(a_ns, b_ns_per_token)` pieces; under a row split they also hold the
+            collectives that compute hides.
+    """
+
+    host_ns: float
+    gemm_ns: float
+    collective_ns: float
+    attention: tuple[Piece, ...]
+
+    def ns(self, private_tokens: int) -> int:
+        """Time of one step with that many private tokens over all rows."""
+        pieces = self.attention
+        a, b = pieces[0]
+        attention = a + b * private_tokens
+        for a, b in pieces[1:]:
+            attention = max(attention, a + b * private_tokens)
+        return math.floor(self.host_ns + self.gemm_ns + self.collective_ns + attention)
+
+    def cumulative(self, private_tokens: int, rows: int, k: int) -> NDArray[np.int64]:
+        """Time at the end of each of `k` steps; each adds one private token to each of `rows` rows.
+
+        Equal to the running sum of `ns(private_tokens + rows * i)`: same operations, same order.
+        """
+        tokens = np.arange(k, dtype=np.float64) * rows + private_tokens
+        a, b = self.attention[0]
+        attention = a + b * tokens
+        for a, b in self.attention[1:]:
+            attention = np.maximum(attention, a + b * tokens)
+        fixed = self.host_ns + self.gemm_ns + self.collective_ns
+        return np.cumsum(np.floor(fixed + attention).astype(np.int64))
+
+    def ends_ns(self, private_tokens: int, rows: int, k: int) -> Sequence[int]:
+        """`cumulative` in the form that is quickest to make: a list for a few steps, an array for many."""
+        if k > _LIST_STEPS:
+            return self.cumulative(private_tokens, rows, k)  # type: ignore[return-value]
+        last = private_tokens + rows * k
+        return list(accumulate(map(self.ns, range(private_tokens, last, rows))))
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendCost:
+    """One extend (prefill) step; the parts sum to `total_ns` up to rounding down."""
+
+    total_ns: int
+    host_ns: float
+    gemm_ns: float
+    attention_ns: float
+    collective_ns: float
+
+
+class StepCost:
+    """Step times of one model on one GPU type at one tensor-parallel degree.
+
+    Raises:
+        ConfigError: `tp` is not 1, 2, 4 or 8, or the model's heads cannot be split that way.
+    """
+
+    def __init__(
+        self, params: GpuParams, model: ModelShape, hardware: Hardware | None = None, tp: int = 1
+    ) -> None:
+        """Take rates from `params`, sizes from `model`, peaks from `hardware` (or its GPU)."""
+        if tp != 1 and tp not in roofline.COLLECTIVE_GPUS:
+            raise ConfigError(
+                f"tp must be 1, 2, 4 or 8, got {tp}: only these are in the parameters."
+            )
+        self.params = params
+        self.model = model
+        self.hardware = hardware or load_hardware(params.gpu)
+        self.tp = tp
+        self.rates = roofline.rates_of(params, self.hardware)
+        self.heads = roofline.Heads(
+            model.q_heads_per_rank(tp),
+            model.kv_heads_per_rank(tp),
+            model.head_dim,
+            model.kv_bytes_per_token_layer(tp),
+        )
+        self._gemms = model.gemms(tp)
+        self._lm_head = model.lm_head(tp)
+        self._elementwise_bytes_per_token = _elementwise_bytes_per_token(model, tp)
+        self._gemm_by_tokens: dict[int, float] = {}
+        self._lines: dict[tuple[object, ...], DecodeLine] = {}
+        self._last: tuple[StepShape, StepPlan, DecodeLine] | None = None
+
+    def decode(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
+        """The step as a line in private tokens; cached, so asking again is cheap.
+
+        Neither `private_tokens` nor `max_private_tokens` matters: a paged kernel's work is the sum.
+
+        Raises:
+            ValueError: the plan does not fit the shape, or wants a dense pass over scattered slots.
+        """
+        last = self._last
+        if last is not None:
+            seen, its_plan, line = last
+            if (
+                shape.segments is seen.segments
+                and plan is its_plan
+                and shape.rows == seen.rows
+                and shape.padded_rows == seen.padded_rows
+            ):
+                return line
+        key = (
+            shape.rows,
+            shape.padded_rows,
+            shape.segments,
+            plan.modes,
+            plan.launch,
+            plan.row_split,
+        )
+        cached = self._lines.get(key)
+        if cached is None:
+            self._check(shape, plan)
+            cached = self._split_line(shape, plan) if plan.row_split else self._line(shape, plan)
+            if len(self._lines) >= _MAX_CACHED_LINES:
+                self._lines.clear()
+            self._lines[key] = cached
+        self._last = (shape, plan, cached)
+        return cached
+
+    def step_ns(self, shape: StepShape, plan: StepPlan) -> int:
+        """Time of one decode step."""
+        return self.decode(shape, plan).ns(shape.private_tokens)
+
+    def segment(self, shape: StepShape, plan: StepPlan, k: int) -> NDArray[np.int64]:
+        """End time of each of `k` decode steps; step i has `rows * i` more private tokens."""
+        return self.decode(shape, plan).cumulative(shape.private_tokens, shape.rows, k)
+
+    def extend(self, extend_lens: Sequence[int], prefix_lens: Sequence[int]) -> ExtendCost:
+        """One extend step: each request computes `extend_len` tokens over `prefix_len` cached ones.
+
+        Raises:
+            ValueError: no request, lists of different length, no new token, or a negative prefix.
+        """
+        if not extend_lens or len(extend_lens) != len(prefix_lens):
+            raise ValueError(
+                f"extend_lens and prefix_lens must be of one positive length, "
+                f"got {len(extend_lens)} and {len(prefix_lens)}"
+            )
+        if min(extend_lens) < 1 or min(prefix_lens) < 0:
+            raise ValueError("extend_lens must be positive and prefix_lens not negative")
+        tokens = sum(extend_lens)
+        layers = self.model.layers
+        gemm = self._layers_gemm_ns(tokens) + self._lm_head_ns(len(extend_lens))
+        attention = layers * roofline.extend_attention_ns(
+            self.rates, self.heads, extend_lens, prefix_lens
+        )
+        collective = self.collective_ns(tokens)
+        gpu = gemm + attention + collective
+        # Without a graph the host launches layer by layer; a short batch waits for it.
+        launch_wait = max(0.0, layers * self.rates.host_extend_layer_ns - gpu)
+        host = self.rates.host_extend_ns + launch_wait
+        return ExtendCost(math.floor(host + gpu), host, gemm, attention, collective)
+
+    def copy_ns(self, tokens: int) -> int:
+        """Time to copy the KV of `tokens` tokens, all layers of one rank (promotion, migration).
+
+        Raises:
+            ValueError: `tokens` is negative.
+        """
+        if tokens < 0:
+            raise ValueError(f"tokens must not be negative, got {tokens}")
+        num_bytes = tokens * self.model.kv_bytes_per_token(self.tp)
+        return math.floor(roofline.copy_ns(self.rates, num_bytes))
+
+    def gemm_ns(self, rows: int) -> float:
+        """Matrix products and element-wise kernels of a decode step, all layers and the head."""
+        cached = self._gemm_by_tokens.get(rows)
+        if cached is None:
+            cached = self._layers_gemm_ns(rows) + self._lm_head_ns(rows)
+            self._gemm_by_tokens[rows] = cached
+        return cached
+
+    def collective_ns(self, tokens: int) -> float:
+        """All-reduces of a step of that many tokens: two a layer under tensor parallelism."""
+        num_bytes = tokens * self.model.hidden * self.model.dtype_bytes
+        return 2 * self.model.layers * roofline.all_reduce_ns(self.rates, num_bytes, self.tp)
+
+    def _layers_gemm_ns(self, tokens: int) -> float:
+        size = self.model.dtype_bytes
+        layer = sum(roofline.gemm_ns(self.rates, tokens, n, k, size) for _, n, k in self._gemms)
+        layer += roofline.elementwise_ns(self.rates, tokens * self._elementwise_bytes_per_token)
+        return self.model.layers * layer
+
+    def _lm_head_ns(self, rows: int) -> float:
+        head = self._lm_head
+        return roofline.gemm_ns(self.rates, rows, head.n, head.k, self.model.dtype_bytes)
+
+    def _check(self, shape: StepShape, plan: StepPlan) -> None:
+        if len(plan.modes) != len(shape.segments):
+            raise ValueError(
+                f"plan.modes must have one mode per segment, "
+                f"got {len(plan.modes)} for {len(shape.segments)} segments"
+            )
+        heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
+        if heads != self.heads[:3]:
+            raise ValueError(f"shape must have this rank's heads {self.heads[:3]}, got {heads}")
+        if Mode.DENSE in plan.modes:
+            _check_dense(shape.segments, plan.modes)
+        split = plan.row_split
+        if split and (self.tp == 1 or len(split) != 2 or sum(split) != shape.rows):
+            raise ValueError(
+                f"plan.row_split must be two parts of {shape.rows} rows under tensor parallelism, "
+                f"got {split} at tp {self.tp}"
+            )
+
+    def _line(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
+        return DecodeLine(
+            self.rates.host_decode_ns,
+            self.gemm_ns(shape.padded_rows),
+            self.collective_ns(shape.padded_rows),
+            self._attention(shape.rows, shape.segments, plan, 1.0),
+        )
+
+    def _split_line(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
+        """Two sub-batches, each hiding its collectives behind the other's compute; not measured.
+
+        Time = host + max(both computes, both collectives) + the first layer's compute
+        + the last collective.
+        Private tokens and segment rows are taken to split in proportion to the rows.
+        """
+        first, second = plan.row_split
+        layers = self.model.layers
+        gemm_first, gemm_second = self.gemm_ns(first), self.gemm_ns(second)
+        gemm = gemm_first + gemm_second
+        exposed_collective = self.collective_ns(second) / (2 * layers)
+        collectives = self.collective_ns(first) + self.collective_ns(second)
+        attention_first = self._attention(first, shape.segments, plan, first / shape.rows)
+        attention_second = self._attention(second, shape.segments, plan, second / shape.rows)
+        fill = gemm_first / layers
+        share = 1 / layers
+        compute_bound = tuple(
+            (fill + a1 * (1 + share) + a2, b1 * (1 + share) + b2)
+            for a1, b1 in attention_first
+            for a2, b2 in attention_second
+        )
+        communication_bound = tuple(
+            (collectives - gemm + fill + a * share, b * share) for a, b in attention_first
+        )
+        return DecodeLine(
+            self.rates.host_decode_ns, gemm, exposed_collective, compute_bound + communication_bound
+        )
+
+    def _attention(
+        self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
+    ) -> tuple[Piece, ...]:
+        """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
+        rates, heads = self.rates, self.heads
+        compute = [0.0, 0.0, 0.0]
+        memory = [0.0, 0.0, 0.0]
+        for (base, length, segment_rows), mode in zip(segments, plan.modes, strict=True):
+            part = roofline.shared_pass(rates, heads, mode, length, segment_rows * share, base > 0)
+            compute[mode] += part[0]
+            memory[mode] += part[1]
+        layers = self.model.layers
+        token_compute = layers * share * roofline.private_compute_ns_per_token(rates, heads)
+        token_memory = layers * share * roofline.private_memory_ns_per_token(rates, heads)
+        memory[Mode.PAGED] += roofline.private_pass(rates, heads, rows, 0)[1]
+        passes = [mode for mode in (Mode.CASCADE, Mode.DENSE) if mode in plan.modes]
+        if plan.launch == Launch.FUSED and passes:
+            latency = rates.fused_latency_ns
+            total_compute, total_memory = sum(compute), sum(memory)
+        else:
+            latency = rates.private_latency_ns
+            for mode in passes:
+                latency += max(compute[mode], memory[mode])
+                latency += roofline.pass_latency_ns(rates, mode)
+            if passes:
+                latency += roofline.merge_ns(rates, heads, rows)
+            total_compute, total_memory = compute[Mode.PAGED], memory[Mode.PAGED]
+        return (
+            (layers * (latency + total_compute), token_compute),
+            (layers * (latency + total_memory), token_memory),
+        )
+
+
+def _check_dense(segments: tuple[Segment, ...], modes: tuple[Mode, ...]) -> None:
+    for segment, mode in zip(segments, modes, strict=True):
+        if mode == Mode.DENSE and segment.base == 0:
+            raise ValueError("a dense pass must have a contiguous segment, got base 0 (COLD slots)")
+
+
+def _elementwise_bytes_per_token(model: ModelShape, tp: int) -> int:
+    """Traffic of one token and layer outside matrix products and attention.
+
+    Two norms with residual (two reads, two writes each), rotary embedding and KV write, gated
+    activation.
+    """
+    q_width = model.q_heads_per_rank(tp) * model.head_dim
+    kv_width = model.kv_heads_per_rank(tp) * model.head_dim
+    elements = 8 * model.hidden + 2 * (q_width + 2 * kv_width) + 3 * model.intermediate // tp
+    return elements * model.dtype_bytes

@@ -1,0 +1,192 @@
+"""Cells: one simulation each, of one system, pool fraction, replica count and seed."""
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from granikv import __version__
+from granikv.cost_models.hardware import Hardware
+from granikv.cost_models.models import ModelShape
+from granikv.cost_models.params import GpuParams
+from granikv.cost_models.step import StepCost
+from granikv.sim.config import ServerConfig, System
+from granikv.sim.metrics import Slo, Summary, summarise, timed_requests
+from granikv.sim.run import MemorySink, RunOutcome, simulate
+from granikv.traces.options import ReadOptions
+from granikv.traces.records import RunHeader, RunWriter, read_run
+from granikv.traces.source import open_trace
+from granikv.traces.transform import TransformOptions, apply
+
+_TIMELINE_POINTS = 400
+_CDF_POINTS = 101
+# The first and last fifth of the arrivals: a queue that grows all along shows between them.
+_TREND_SHARE = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTask:
+    """What every cell of a plan has in common; picklable, since cells run in worker processes."""
+
+    trace: Path
+    trace_format: str
+    read: ReadOptions
+    transform: TransformOptions
+    model: ModelShape
+    hardware: Hardware
+    params: GpuParams
+    tp: int
+    server: ServerConfig
+    router: str
+    slo: Slo
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One simulation; `hot_fraction` is None for systems without a HOT pool."""
+
+    system: System
+    hot_fraction: float | None
+    replicas: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Folder name of its run records."""
+        pool = "" if self.hot_fraction is None else f"-fp{self.hot_fraction:.3f}"
+        return f"{self.system}{pool}-n{self.replicas}-seed{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class CellResult:
+    """What a cell found; `timeline` and `cdf` are small enough to draw and to keep in plan.json.
+
+    Attributes:
+        early_ttft_s: mean TTFT of the first fifth of the requests by arrival.
+        late_ttft_s: mean TTFT of the last fifth, unfinished requests left out.
+        hot_misses: wanted slabs that could not be had, by reason.
+        split_steps: decode steps that ran as a burst and a follow-on step.
+        term_share: share of GPU time by term.
+        timeline: columns time_s, hot_used, cold_used, rows.
+        cdf: ttft_s and tpot_s at 0, 1, .. 100 %.
+    """
+
+    cell: Cell
+    summary: Summary
+    early_ttft_s: float
+    late_ttft_s: float
+    hot_misses: dict[str, int]
+    promoted_tokens: int
+    split_steps: int
+    fragmentation: float
+    term_share: dict[str, float]
+    timeline: dict[str, list[float]]
+    cdf: dict[str, list[float]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain form."""
+        return asdict(self)
+
+
+def run_cell(task: PlanTask, cell: Cell, records: Path | None = None) -> CellResult:
+    """Simulate one cell; with `records`, its run records are written into that folder's `cell.name`.
+
+    Seed 0 is the nominal cost model; every other seed draws each of its parameters from its stated error, and
+    seeds every random choice of the trace (jitter, generated workloads), alike for all systems.
+    """
+    params = task.params
+    if cell.seed:
+        params = params.draw(np.random.default_rng([cell.seed, 0x5EED]))
+    cost = StepCost(params, task.model, task.hardware, task.tp)
+    source = open_trace(
+        task.trace, format=task.trace_format, options=replace(task.read, seed=cell.seed)
+    )
+    requests = apply(source, task.transform, cell.seed)
+    server = task.server.model_copy(
+        update={"system": cell.system}
+        | ({} if cell.hot_fraction is None else {"hot_fraction": cell.hot_fraction})
+    )
+    if records is None:
+        sink = MemorySink()
+        outcome = simulate(
+            requests, server, cost, sink, replicas=cell.replicas, router=task.router
+        )
+        request_rows, step_rows = (frame.lazy() for frame in sink.frames())
+    else:
+        folder = records / cell.name
+        with RunWriter(folder, _header(task, cell, server)) as writer:
+            outcome = simulate(
+                requests, server, cost, writer, replicas=cell.replicas, router=task.router
+            )
+        run = read_run(folder)
+        request_rows, step_rows = run.requests, run.steps
+    return _result(task, cell, server, request_rows, step_rows, outcome)
+
+
+def _header(task: PlanTask, cell: Cell, server: ServerConfig) -> RunHeader:
+    return RunHeader(
+        kind="sim",
+        model=task.model.name,
+        gpu=task.hardware.name,
+        size_tokens=server.size_tokens,
+        hot_tokens=server.hot_tokens,
+        seed=cell.seed,
+        trace=task.trace.name,
+        versions={"granikv": __version__},
+        flags=server.model_dump(mode="json")
+        | {"tp": task.tp, "replicas": cell.replicas, "router": task.router},
+    )
+
+
+def _result(
+    task: PlanTask,
+    cell: Cell,
+    server: ServerConfig,
+    requests: pl.LazyFrame,
+    steps: pl.LazyFrame,
+    outcome: RunOutcome,
+) -> CellResult:
+    timed = timed_requests(requests).sort("arrival_s")
+    ttft = timed["ttft_s"].to_numpy()
+    fifth = max(1, int(len(ttft) * _TREND_SHARE))
+    return CellResult(
+        cell=cell,
+        summary=summarise(requests, steps, task.slo),
+        early_ttft_s=float(ttft[:fifth].mean()) if len(ttft) else 0.0,
+        late_ttft_s=float(ttft[-fifth:].mean()) if len(ttft) else 0.0,
+        hot_misses=outcome.hot_misses,
+        promoted_tokens=outcome.promoted_tokens,
+        split_steps=sum(totals.split_steps for totals in outcome.totals),
+        fragmentation=outcome.fragmentation,
+        term_share=outcome.term_share,
+        timeline=_timeline(steps, server),
+        cdf={
+            name: _quantiles(timed[name].drop_nulls().to_numpy()) for name in ("ttft_s", "tpot_s")
+        },
+    )
+
+
+def _timeline(steps: pl.LazyFrame, server: ServerConfig) -> dict[str, list[float]]:
+    """Pool occupancy and rows of the first replica at up to 400 evenly spaced rows."""
+    frame = (
+        steps.filter(pl.col("replica") == 0)
+        .select("start_s", "hot_used", "cold_free", "rows")
+        .collect()
+    )
+    if frame.height > _TIMELINE_POINTS:
+        frame = frame.gather_every(-(-frame.height // _TIMELINE_POINTS))
+    cold_tokens = server.size_tokens - server.hot_tokens
+    return {
+        "time_s": frame["start_s"].to_list(),
+        "hot_used": frame["hot_used"].to_list(),
+        "cold_used": (cold_tokens - frame["cold_free"]).to_list(),
+        "rows": frame["rows"].to_list(),
+    }
+
+
+def _quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:
+    if not len(values):
+        return []
+    return [float(q) for q in np.quantile(values, np.linspace(0.0, 1.0, _CDF_POINTS))]

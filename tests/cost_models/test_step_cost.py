@@ -1,0 +1,336 @@
+"""StepCost: stepping equals jumping, launches compose as stated, and misuse is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from granikv.core.errors import ConfigError
+from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
+from granikv.cost_models import roofline
+from granikv.cost_models.hardware import load_hardware
+from granikv.cost_models.models import load_model
+from granikv.cost_models.params import load_params
+from granikv.cost_models.step import DecodeLine, StepCost
+
+LLAMA = load_model("llama-3.1-8b")
+H200 = StepCost(load_params("h200-sxm"), LLAMA)
+A100 = StepCost(load_params("a100-sxm4-40gb"), LLAMA)
+QWEN_TP2 = StepCost(load_params("h200-sxm"), load_model("qwen2.5-14b"), tp=2)
+QWEN_TP4 = StepCost(load_params("a100-sxm4-80gb"), load_model("qwen2.5-32b"), tp=4)
+COSTS = [H200, A100, QWEN_TP2, QWEN_TP4]
+
+
+def _shape(
+    cost: StepCost, rows: int, private_tokens: int, segments: tuple[Segment, ...] = ()
+) -> StepShape:
+    return StepShape(rows, rows, private_tokens, private_tokens // rows, segments, *cost.heads[:3])
+
+
+@st.composite
+def _steps(draw: st.DrawFn) -> tuple[StepCost, StepShape, StepPlan]:
+    cost = draw(st.sampled_from(COSTS))
+    rows = draw(st.integers(2, 512))
+    segments, modes = [], []
+    for base in draw(st.lists(st.sampled_from([0, 1, 70_000]), max_size=4)):
+        segments.append(Segment(base, draw(st.integers(1, 40_000)), draw(st.integers(2, rows))))
+        modes.append(draw(st.sampled_from(list(Mode)[: 3 if base else 2])))
+    split: tuple[int, ...] = ()
+    if cost.tp > 1 and draw(st.booleans()):
+        first = draw(st.integers(1, rows - 1))
+        split = (first, rows - first)
+    plan = StepPlan(tuple(modes), draw(st.sampled_from(list(Launch))), split)
+    private_tokens = draw(st.integers(rows, rows * 20_000))
+    return cost, _shape(cost, rows, private_tokens, tuple(segments)), plan
+
+
+def _later(shape: StepShape, step: int) -> StepShape:
+    return StepShape(
+        shape.rows,
+        shape.padded_rows,
+        shape.private_tokens + shape.rows * step,
+        shape.max_private_tokens + step,
+        shape.segments,
+        shape.num_q_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(_steps(), st.integers(1, 60))
+def test_k_single_steps_equal_one_segment(
+    step: tuple[StepCost, StepShape, StepPlan], k: int
+) -> None:
+    cost, shape, plan = step
+    jumped = cost.segment(shape, plan, k)
+    assert jumped.dtype == np.int64
+    elapsed = 0
+    for i in range(k):
+        elapsed += cost.step_ns(_later(shape, i), plan)
+        assert jumped[i] == elapsed
+
+
+@settings(max_examples=150, deadline=None)
+@given(_steps(), st.integers(0, 5_000_000))
+def test_python_and_numpy_floats_agree(
+    step: tuple[StepCost, StepShape, StepPlan], private_tokens: int
+) -> None:
+    cost, shape, plan = step
+    line = cost.decode(shape, plan)
+    as_numpy = DecodeLine(
+        np.float64(line.host_ns),
+        np.float64(line.gemm_ns),
+        np.float64(line.collective_ns),
+        tuple((np.float64(a), np.float64(b)) for a, b in line.attention),
+    )
+    assert line.ns(private_tokens) == as_numpy.ns(private_tokens)
+    assert line.ns(private_tokens) == line.cumulative(private_tokens, 1, 1)[0]
+    assert type(line.ns(private_tokens)) is int
+
+
+@settings(max_examples=150, deadline=None)
+@given(_steps(), st.integers(1, 10_000))
+def test_a_step_never_gets_cheaper_with_more_work(
+    step: tuple[StepCost, StepShape, StepPlan], more: int
+) -> None:
+    cost, shape, plan = step
+    here = cost.step_ns(shape, plan)
+    assert here > 0
+    line = cost.decode(shape, plan)
+    assert line.ns(shape.private_tokens + more) >= here
+    longer = tuple(segment._replace(length=segment.length + more) for segment in shape.segments)
+    assert cost.step_ns(_shape(cost, shape.rows, shape.private_tokens, longer), plan) >= here
+    padded = StepShape(
+        shape.rows, shape.rows + more, shape.private_tokens, 1, shape.segments, *cost.heads[:3]
+    )
+    assert cost.step_ns(padded, plan) >= here
+
+
+@settings(max_examples=150, deadline=None)
+@given(_steps())
+def test_two_calls_cost_at_least_the_fused_work(
+    step: tuple[StepCost, StepShape, StepPlan],
+) -> None:
+    """Without latencies, overlap can only help: max of sums is at most the sum of maxima."""
+    cost, shape, plan = step
+    fused = cost.decode(shape, StepPlan(plan.modes, Launch.FUSED))
+    two_call = cost.decode(shape, StepPlan(plan.modes, Launch.TWO_CALL))
+    layers = cost.model.layers
+    saved = layers * (cost.rates.fused_latency_ns - cost.rates.private_latency_ns)
+    assert fused.ns(shape.private_tokens) <= two_call.ns(shape.private_tokens) + max(0, saved) + 1
+
+
+def test_no_cache_changes_an_answer() -> None:
+    segments = (Segment(1, 8192, 64), Segment(0, 512, 8))
+    shape = _shape(H200, 64, 20_000, segments)
+    plans = [
+        StepPlan(modes, launch)
+        for modes in ((Mode.PAGED, Mode.PAGED), (Mode.DENSE, Mode.CASCADE))
+        for launch in Launch
+    ]
+    fresh = [StepCost(load_params("h200-sxm"), LLAMA).step_ns(shape, plan) for plan in plans]
+    assert [H200.step_ns(shape, plan) for plan in plans for _ in range(2)] == [
+        value for value in fresh for _ in range(2)
+    ]
+    assert H200.decode(shape, plans[0]) is H200.decode(shape, plans[0])
+
+
+def test_old_lines_are_dropped_and_computed_again() -> None:
+    cost = StepCost(load_params("h200-sxm"), LLAMA)
+    plan = StepPlan((Mode.DENSE,))
+    shapes = [_shape(cost, 64, 64, (Segment(1, length, 64),)) for length in range(1, 5000)]
+    first = [cost.step_ns(shape, plan) for shape in shapes]
+    assert len(cost._lines) < len(shapes)
+    assert [cost.step_ns(shape, plan) for shape in shapes] == first
+
+
+def test_the_stock_engine_is_one_paged_call() -> None:
+    """All segments PAGED: one latency, memory adds up, nothing is merged, whatever the launch."""
+    rates, heads = H200.rates, H200.heads
+    segments = (Segment(1, 8192, 256), Segment(0, 700, 32))
+    shape = _shape(H200, 256, 65_536, segments)
+    memory = roofline.private_pass(rates, heads, 256, 65_536)[1]
+    for _, length, rows in segments:
+        memory += roofline.shared_pass(rates, heads, Mode.PAGED, length, rows)[1]
+    expected = rates.host_decode_ns + H200.gemm_ns(256) + 32 * (rates.private_latency_ns + memory)
+    for launch in Launch:
+        got = H200.step_ns(shape, StepPlan((Mode.PAGED, Mode.PAGED), launch))
+        assert got == pytest.approx(expected, abs=2)
+
+
+def test_two_call_adds_passes_and_a_merge() -> None:
+    rates, heads = H200.rates, H200.heads
+    segments = (Segment(1, 8192, 128), Segment(20_000, 4096, 128), Segment(40_000, 512, 8))
+    shape = _shape(H200, 256, 65_536, segments)
+    dense = [
+        sum(
+            roofline.shared_pass(rates, heads, Mode.DENSE, length, 128)[axis]
+            for length in (8192, 4096)
+        )
+        for axis in (0, 1)
+    ]
+    cascade = roofline.shared_pass(rates, heads, Mode.CASCADE, 512, 8)
+    private = roofline.private_pass(rates, heads, 256, 65_536)
+    layer = (
+        (max(private) + rates.private_latency_ns)
+        + (max(dense) + rates.dense_latency_ns)
+        + (max(cascade) + rates.cascade_latency_ns)
+        + roofline.merge_ns(rates, heads, 256)
+    )
+    plan = StepPlan((Mode.DENSE, Mode.DENSE, Mode.CASCADE))
+    expected = rates.host_decode_ns + H200.gemm_ns(256) + 32 * layer
+    assert H200.step_ns(shape, plan) == pytest.approx(expected, abs=2)
+
+
+def test_fused_overlaps_sums() -> None:
+    rates, heads = H200.rates, H200.heads
+    shape = _shape(H200, 256, 65_536, (Segment(1, 16_384, 256),))
+    dense = roofline.shared_pass(rates, heads, Mode.DENSE, 16_384, 256)
+    private = roofline.private_pass(rates, heads, 256, 65_536)
+    layer = max(dense[0] + private[0], dense[1] + private[1]) + rates.fused_latency_ns
+    expected = rates.host_decode_ns + H200.gemm_ns(256) + 32 * layer
+    got = H200.step_ns(shape, StepPlan((Mode.DENSE,), Launch.FUSED))
+    assert got == pytest.approx(expected, abs=2)
+
+
+def test_paper_tpot_at_the_headline_cell() -> None:
+    """A100 40 GB, B = 256, L_p = 8K: 109 ms default, 42 ms dense; the paper's claims, not ours."""
+    shape = _shape(A100, 256, 256 * 256, (Segment(1, 8192, 256),))
+    paged_ms = A100.step_ns(shape, StepPlan((Mode.PAGED,))) / 1e6
+    dense_ms = A100.step_ns(shape, StepPlan((Mode.DENSE,))) / 1e6
+    assert paged_ms == pytest.approx(109, rel=0.15)
+    assert dense_ms == pytest.approx(42, rel=0.15)
+
+
+def test_one_request_on_h200_reads_the_weights_once() -> None:
+    step_s = H200.step_ns(_shape(H200, 1, 128), StepPlan(())) / 1e9
+    floor_s = (LLAMA.weights_bytes(1) - LLAMA.vocab * LLAMA.hidden * 2) / 4.8e12
+    assert floor_s < step_s < 2 * floor_s
+
+
+def test_tensor_parallel_step_has_two_all_reduces_a_layer() -> None:
+    line = QWEN_TP2.decode(_shape(QWEN_TP2, 64, 6400), StepPlan(()))
+    one = roofline.all_reduce_ns(QWEN_TP2.rates, 64 * 5120 * 2, 2)
+    assert line.collective_ns == pytest.approx(96 * one)
+    assert H200.decode(_shape(H200, 64, 6400), StepPlan(())).collective_ns == 0
+
+
+def test_row_split_follows_its_formula() -> None:
+    cost, layers = QWEN_TP4, 64
+    shape = _shape(cost, 256, 25_600)
+    line = cost.decode(shape, StepPlan((), row_split=(192, 64)))
+    attention = [
+        layers
+        * (
+            max(roofline.private_pass(cost.rates, cost.heads, rows, 100 * rows))
+            + cost.rates.private_latency_ns
+        )
+        for rows in (192, 64)
+    ]
+    compute = cost.gemm_ns(192) + cost.gemm_ns(64) + sum(attention)
+    collectives = cost.collective_ns(192) + cost.collective_ns(64)
+    first_layer = (cost.gemm_ns(192) + attention[0]) / layers
+    last_collective = cost.collective_ns(64) / (2 * layers)
+    expected = cost.rates.host_decode_ns + max(compute, collectives) + first_layer + last_collective
+    assert line.ns(25_600) == pytest.approx(expected, abs=2)
+
+
+def test_row_split_loses_when_weights_dominate_and_wins_on_slow_links() -> None:
+    def split_over_whole(cost: StepCost, rows: int) -> float:
+        shape = _shape(cost, rows, 100 * rows)
+        split = cost.step_ns(shape, StepPlan((), row_split=(rows // 2, rows // 2)))
+        return split / cost.step_ns(shape, StepPlan(()))
+
+    params = QWEN_TP4.params
+    slow = params.terms.collective_bytes_per_s_4.model_copy(update={"value": 3e10})
+    terms = params.terms.model_copy(update={"collective_bytes_per_s_4": slow})
+    slow_links = StepCost(params.model_copy(update={"terms": terms}), QWEN_TP4.model, tp=4)
+    assert split_over_whole(QWEN_TP4, 32) > 1.5
+    assert split_over_whole(slow_links, 512) < 0.8
+
+
+def test_extend_parts_sum_and_chunks_read_their_prefix() -> None:
+    cost = H200.extend([512, 100], [4096, 0])
+    parts = cost.host_ns + cost.gemm_ns + cost.attention_ns + cost.collective_ns
+    assert cost.total_ns == math.floor(parts)
+    assert H200.extend([512, 100], [30_000, 0]).total_ns > cost.total_ns
+    assert H200.extend([512, 100], [30_000, 0]).gemm_ns == cost.gemm_ns
+
+
+def test_long_extend_is_compute_bound_and_short_one_waits_for_the_host() -> None:
+    flops = 2 * 8192 * (LLAMA.weights_bytes(1) / 2 - 2 * LLAMA.vocab * LLAMA.hidden)
+    long = H200.extend([8192], [0])
+    assert flops / 989e12 < long.total_ns / 1e9 < 2 * flops / 989e12
+    assert long.host_ns == H200.rates.host_extend_ns
+    cost = StepCost(load_params("h200-sxm"), load_model("qwen2.5-14b"), tp=8)
+    floor_ns = 48 * cost.rates.host_extend_layer_ns + cost.rates.host_extend_ns
+    assert cost.extend([1], [0]).total_ns >= math.floor(floor_ns)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 4096), st.integers(0, 30_000)), min_size=1, max_size=4))
+def test_extend_never_gets_cheaper_with_more_tokens(requests: list[tuple[int, int]]) -> None:
+    extend_lens, prefix_lens = map(list, zip(*requests, strict=True))
+    here = QWEN_TP2.extend(extend_lens, prefix_lens).total_ns
+    for i in range(len(requests)):
+        more = [length + 64 * (j == i) for j, length in enumerate(extend_lens)]
+        deeper = [length + 64 * (j == i) for j, length in enumerate(prefix_lens)]
+        assert QWEN_TP2.extend(more, prefix_lens).total_ns >= here
+        assert QWEN_TP2.extend(extend_lens, deeper).total_ns >= here
+    assert QWEN_TP2.extend([*extend_lens, 1], [*prefix_lens, 0]).total_ns >= here
+
+
+def test_promoting_16k_tokens_takes_about_a_millisecond() -> None:
+    assert H200.copy_ns(16_384) / 1e6 == pytest.approx(1.0, rel=0.35)
+    assert H200.copy_ns(0) == 0
+    assert QWEN_TP2.copy_ns(1000) < H200.copy_ns(1000)
+
+
+def test_other_hardware_can_be_given() -> None:
+    cost = StepCost(load_params("h200-sxm"), LLAMA, load_hardware("h100-sxm"))
+    ratio = cost.rates.private_bytes_per_ns / H200.rates.private_bytes_per_ns
+    assert ratio == pytest.approx(3.35 / 4.8)
+
+
+@pytest.mark.parametrize(
+    ("segments", "plan", "message"),
+    [
+        ((), StepPlan((Mode.DENSE,)), "one mode per segment, got 1 for 0"),
+        ((Segment(0, 64, 2),), StepPlan((Mode.DENSE,)), "contiguous segment, got base 0"),
+        ((), StepPlan((), row_split=(2, 2)), "row_split must be two parts of 4 rows"),
+    ],
+)
+def test_plans_that_do_not_fit_are_refused(
+    segments: tuple[Segment, ...], plan: StepPlan, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        H200.decode(_shape(H200, 4, 400, segments), plan)
+
+
+@pytest.mark.parametrize("split", [(4,), (1, 2), (1, 1, 2)])
+def test_row_splits_that_do_not_cover_the_rows_are_refused(split: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="row_split must be two parts"):
+        QWEN_TP2.decode(_shape(QWEN_TP2, 4, 400), StepPlan((), row_split=split))
+
+
+def test_another_ranks_heads_are_refused() -> None:
+    with pytest.raises(ValueError, match="this rank's heads"):
+        QWEN_TP2.decode(_shape(H200, 4, 400), StepPlan(()))
+
+
+@pytest.mark.parametrize(
+    ("extend_lens", "prefix_lens"), [([], []), ([1], []), ([0], [5]), ([1], [-1])]
+)
+def test_extend_misuse_is_refused(extend_lens: list[int], prefix_lens: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"must be|positive"):
+        H200.extend(extend_lens, prefix_lens)
+    with pytest.raises(ValueError, match="tokens must not be negative"):
+        H200.copy_ns(-1)
+
+
+def test_unknown_tp_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"tp must be 1, 2, 4 or 8, got 3"):
+        StepCost(load_params("h200-sxm"), LLAMA, tp=3)
