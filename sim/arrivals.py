@@ -10,7 +10,8 @@ from granikv.traces.request import Request
 
 
 class Arrivals:
-    """Sends each request at its time; a closed-loop turn is sent `think_s` after the answer that it waits for.
+    """Sends each request at its time; a closed-loop turn is sent `think_s` after the answer that it
+    waits for.
 
     `last_arrival_ns` and `sent` describe what has been sent so far.
     """
@@ -66,7 +67,8 @@ class Arrivals:
 
     def on_end(self, request_id: int) -> None:
         """A request has ended: turns that waited for it get their time."""
-        # Until the first session is seen nobody can ask for an earlier end, but its first turn may already be over.
+        # Until the first session is seen nobody can ask for an earlier end, but its first turn may
+        # already be over.
         self._ended.add(request_id)
         for turn in self._followers.pop(request_id, ()):
             self._later(turn)

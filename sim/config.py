@@ -9,8 +9,8 @@ from granikv.core.dispatch import DispatchChoice
 System = Literal["sglang", "cascade", "granikv"]
 SchedulePolicy = Literal["fcfs", "lpm"]
 
-# SGLang 0.5.17, environ.py: SGLANG_INIT_NEW_TOKEN_RATIO, _MIN_NEW_TOKEN_RATIO_FACTOR, _RATIO_DECAY_STEPS and
-# SGLANG_RETRACT_DECODE_STEPS.
+# SGLang 0.5.17, environ.py: SGLANG_INIT_NEW_TOKEN_RATIO, _MIN_NEW_TOKEN_RATIO_FACTOR,
+# _RATIO_DECAY_STEPS and SGLANG_RETRACT_DECODE_STEPS.
 INIT_NEW_TOKEN_RATIO = 0.7
 MIN_NEW_TOKEN_RATIO_FACTOR = 0.14
 NEW_TOKEN_RATIO_DECAY_STEPS = 600
@@ -61,7 +61,9 @@ class ServerConfig(BaseModel):
         return fixed.get(self.system, self.dispatch)
 
     def padded_rows(self, rows: int) -> int:
-        """The CUDA graph's batch size for `rows`; beyond the largest graph a step runs eagerly, unpadded."""
+        """The CUDA graph's batch size for `rows`; beyond the largest graph a step runs eagerly,
+        unpadded.
+        """
         sizes = self.graph_batch_sizes
         if not sizes or rows > sizes[-1]:
             return rows

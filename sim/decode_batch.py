@@ -1,7 +1,7 @@
 """DecodeBatch: the rows that decode together, kept so that k steps cost no more than one.
 
-All rows advance in lockstep, so a row's end is a fixed step number and its private slots are one slice of a ring
-that is indexed by step. Nothing is done per row and step but taking slots.
+All rows advance in lockstep, so a row's end is a fixed step number and its private slots are one
+slice of a ring that is indexed by step. Nothing is done per row and step but taking slots.
 """
 
 import heapq
@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from granikv.sim.requests import RequestState
 
-# SGLang 0.5.17 counts at most this much of a request's remaining output when it admits (schedule_policy.py).
+# SGLang 0.5.17 counts at most this much of a request's remaining output when it admits
+# (schedule_policy.py).
 CLIP_OUTPUT_TOKENS = 4096
 
 _FIRST_ROWS = 64
@@ -19,7 +20,9 @@ _FIRST_COLUMNS = 1024
 
 
 class SlotRing:
-    """Decode slots by row and step, `[rows, columns]` int32; a column is a step number modulo their count."""
+    """Decode slots by row and step, `[rows, columns]` int32; a column is a step number modulo their
+    count.
+    """
 
     def __init__(self) -> None:
         self._table = np.zeros((_FIRST_ROWS, _FIRST_COLUMNS), np.int32)
@@ -53,7 +56,9 @@ class SlotRing:
         first, count = start % columns, stop - start
         if first + count <= columns:
             return self._table[row, first : first + count].copy()
-        return np.concatenate([self._table[row, first:], self._table[row, : first + count - columns]])
+        return np.concatenate(
+            [self._table[row, first:], self._table[row, : first + count - columns]]
+        )
 
     def remap(self, moved: NDArray[np.int32]) -> None:
         """Rewrite every slot through `moved`; stale entries of free rows do no harm."""
@@ -63,7 +68,8 @@ class SlotRing:
         old = self._table
         columns = 1 << int(steps + 1).bit_length()
         self._table = np.zeros((old.shape[0], columns), np.int32)
-        # The last old.shape[1] steps keep their numbers, so they land where the wider modulus puts them.
+        # The last old.shape[1] steps keep their numbers, so they land where the wider modulus puts
+        # them.
         steps_kept = np.arange(max(0, now_step - old.shape[1]), now_step)
         self._table[:, steps_kept % columns] = old[:, steps_kept % old.shape[1]]
 

@@ -1,11 +1,14 @@
-"""Engine: one replica as a SimPy process. It waits, asks the scheduler, charges the cost model and records.
+"""Engine: one replica as a SimPy process. It waits, asks the scheduler, charges the cost model and
+records.
 
-Time is an integer number of nanoseconds. Between two events that change the batch (an arrival that can be admitted,
-an ending row, a pool running out, a plan's bucket, a policy tick) decode steps differ in their private tokens only, so
-k of them are one SimPy event. `exact` steps one by one and leaves the same records.
+Time is an integer number of nanoseconds. Between two events that change the batch (an arrival that
+can be admitted, an ending row, a pool running out, a plan's bucket, a policy tick) decode steps
+differ in their private tokens only, so k of them are one SimPy event. `exact` steps one by one and
+leaves the same records.
 
-With an overlapped scheduler (SGLang's default) the batch that starts now was decided when the previous one started:
-arrivals are seen one batch later, and a finished row runs once more before it leaves.
+With an overlapped scheduler (SGLang's default) the batch that starts now was decided when the
+previous one started: arrivals are seen one batch later, and a finished row runs once more before it
+leaves.
 """
 
 from bisect import bisect_left
@@ -14,6 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import simpy
+from simpy.events import EventPriority
 
 from granikv.core.dispatch import Dispatcher
 from granikv.core.step import StepPlan, StepShape
@@ -25,8 +29,9 @@ from granikv.sim.repartitioner import Repartitioner
 from granikv.sim.requests import RequestState, Status
 from granikv.sim.scheduler import PrefillItem, Scheduler
 
-# Ordinary SimPy events have priority 1: at equal times an arrival is in the queue before the engine looks.
-_AFTER_ARRIVALS = 2
+# Ordinary SimPy events have priority 1: at equal times an arrival is in the queue before the engine
+# looks.
+_AFTER_ARRIVALS = EventPriority(2)
 # Upper bound of one jump; a longer segment is simply continued.
 _MAX_STEPS = 1 << 14
 
@@ -68,7 +73,9 @@ class EngineTotals:
 
 
 class Engine:
-    """One server: owns the batch and the clock of its steps; pools and policies are `granikv.core`'s classes."""
+    """One server: owns the batch and the clock of its steps; pools and policies are
+    `granikv.core`'s classes.
+    """
 
     def __init__(
         self,
@@ -128,7 +135,7 @@ class Engine:
         return [*rows, *([chunked] if chunked else []), *self.scheduler.waiting, *self._inbox]
 
     def _disturb(self, *, is_tick: bool = False) -> None:
-        """Something happened that the next decision may have to see: wake up, or cut a jump short."""
+        """Something the next decision may have to see: wake up, or cut a jump short."""
         if self._idle is not None:
             if not is_tick:
                 self._idle.succeed()
@@ -137,7 +144,8 @@ class Engine:
         ends = self._jump_ends
         if ends is None or self._alarm is None or (self.scheduler.is_full and not is_tick):
             return
-        # The decision after step m sees what had come by the boundary before it (overlap) or by then (no overlap).
+        # The decision after step m sees what had come by the boundary before it (overlap) or by
+        # then (no overlap).
         since = int(self.env.now) - self._jump_start_ns
         boundary = bisect_left(ends, since) + 1 if since > 0 else 0
         steps = max(1, boundary + (self.config.overlap_schedule and not is_tick))

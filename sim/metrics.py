@@ -1,7 +1,7 @@
 """Metrics: one function from run records to a summary, the same for simulated and live runs.
 
-TTFT is first token - arrival, TPOT is (last - first token) / (n - 1) of one request, ITL is each gap between two
-tokens, throughput is output tokens / (last token - first arrival).
+TTFT is first token - arrival, TPOT is (last - first token) / (n - 1) of one request, ITL is each
+gap between two tokens, throughput is output tokens / (last token - first arrival).
 """
 
 from dataclasses import asdict, dataclass
@@ -45,7 +45,8 @@ class Summary:
     Attributes:
         offered_s: seconds from the first to the last arrival.
         drain_s: seconds from the last arrival to the last token.
-        slo_share: share of all requests that finished within the SLO (1.0 of the finished ones without one).
+        slo_share: share of all requests that finished within the SLO (1.0 of the finished ones
+            without one).
         goodput_requests_per_s: those requests per second of the run.
         cached_share: prompt tokens found in the cache / prompt tokens of the requests that ran.
         hot_share: prompt tokens read from HOT / prompt tokens of the requests that ran.
@@ -98,7 +99,7 @@ def summarise(
     steps: pl.DataFrame | pl.LazyFrame,
     slo: Slo | None = None,
 ) -> Summary:
-    """Summarise run records (`traces.records` schemas); large ones are best passed as lazy frames."""
+    """Summarise run records (`traces.records` schemas); pass large ones as lazy frames."""
     timed = _timed(requests.lazy(), slo or Slo()).collect()
     done = timed.filter(pl.col("status") == "finished")
     ran = timed.filter(pl.col("first_token_s").is_not_null())
@@ -146,8 +147,12 @@ def summarise(
     )
 
 
-def distribution(values: NDArray[np.float64], weights: NDArray[np.float64] | None = None) -> Distribution:
-    """Mean and percentiles of samples, each counted `weights` times (linear interpolation without weights)."""
+def distribution(
+    values: NDArray[np.float64], weights: NDArray[np.float64] | None = None
+) -> Distribution:
+    """Mean and percentiles of samples, each counted `weights` times (linear interpolation without
+    weights).
+    """
     if not len(values):
         return Distribution(0.0, 0.0, 0.0, 0.0, 0.0)
     if weights is None:
@@ -188,7 +193,9 @@ def _steps(steps: pl.LazyFrame) -> dict[str, Any]:
     row = steps.select(
         (pl.col("gpu_us").sum() / 1e6).alias("gpu_s"),
         pl.col("replica").n_unique().alias("replicas"),
-        ((pl.col("rows") * weight).filter(decode).sum() / weight.filter(decode).sum()).alias("mean_rows"),
+        ((pl.col("rows") * weight).filter(decode).sum() / weight.filter(decode).sum()).alias(
+            "mean_rows"
+        ),
         pl.col("rows").filter(decode).max().alias("peak_rows"),
         pl.col("hot_used").max().alias("peak_hot_used"),
         pl.col("cold_free").min().alias("least_cold_free"),
@@ -207,8 +214,8 @@ def _steps(steps: pl.LazyFrame) -> dict[str, Any]:
 def _itl(steps: pl.LazyFrame) -> Distribution:
     """Gaps between tokens from step rows.
 
-    Inside a row's steps all gaps count as their mean. Across rows, the requests that decode before and after also
-    wait for what lies between (prefills); the others' first gap is the step alone.
+    Inside a row's steps all gaps count as their mean. Across rows, the requests that decode before
+    and after also wait for what lies between (prefills); the others' first gap is the step alone.
     """
     decode = (
         steps.filter(pl.col("kind") == "decode")
@@ -235,13 +242,21 @@ def _itl(steps: pl.LazyFrame) -> Distribution:
 
 
 def _shared_read_share(steps: pl.LazyFrame) -> float:
-    """Reads through segments / all KV reads of decode steps; private reads grow by one a row and step."""
+    """Reads through segments / all KV reads of decode steps; private reads grow by one a row and
+    step.
+    """
     decode = steps.filter(pl.col("kind") == "decode")
     segment = pl.element().list.get(1) * pl.element().list.get(2)
     kind = pl.List(pl.List(pl.Int64()))
     sums = decode.select(
-        shared=(pl.col("segments_json").str.json_decode(kind).list.eval(segment).list.sum() * pl.col("steps")).sum(),
-        private=((pl.col("private_tokens") + pl.col("rows") * (pl.col("steps") - 1) / 2) * pl.col("steps")).sum(),
+        shared=(
+            pl.col("segments_json").str.json_decode(kind).list.eval(segment).list.sum()
+            * pl.col("steps")
+        ).sum(),
+        private=(
+            (pl.col("private_tokens") + pl.col("rows") * (pl.col("steps") - 1) / 2)
+            * pl.col("steps")
+        ).sum(),
     ).collect()
     shared, private = float(sums["shared"][0] or 0), float(sums["private"][0] or 0)
     return shared / (shared + private) if shared + private else 0.0
@@ -254,7 +269,11 @@ def _modes(steps: pl.LazyFrame) -> dict[str, int]:
         steps.filter(pl.col("kind") == "decode")
         .select(
             "steps",
-            mode=pl.col("plan_json").str.json_decode(plan).struct.field("modes").list.max().fill_null(0),
+            mode=pl.col("plan_json")
+            .str.json_decode(plan)
+            .struct.field("modes")
+            .list.max()
+            .fill_null(0),
         )
         .group_by("mode")
         .agg(pl.col("steps").sum())

@@ -1,4 +1,4 @@
-"""HotPlacement: brings shared prefixes into HOT slabs, while they are prefilled or later by a copy."""
+"""HotPlacement: brings shared prefixes into HOT slabs, in place or later by a copy."""
 
 from granikv.core.admission import PrefixView
 from granikv.core.directory import SlabDirectory
@@ -10,10 +10,11 @@ _UNBORN_NODE = 0
 
 
 class HotPlacement:
-    """Asks the admission policy about every admitted request's prefix and carries out what it wants.
+    """Asks the admission policy about every admitted request's prefix and carries out what it
+    wants.
 
-    A HOT node's parent is HOT or the root (see `PrefixIndex`), so a wanted node takes its COLD ancestors along into
-    one slab: they have at least as many readers.
+    A HOT node's parent is HOT or the root (see `PrefixIndex`), so a wanted node takes its COLD
+    ancestors along into one slab: they have at least as many readers.
     """
 
     def __init__(self, directory: SlabDirectory, index: PrefixIndex) -> None:
@@ -23,7 +24,8 @@ class HotPlacement:
         self._being_placed: set[tuple[int, int, int]] = set()
 
     def admit(self, state: RequestState, path: list[Node], now_s: float) -> int:
-        """Place the prefix of a request that is about to be prefilled; returns the tokens copied into HOT.
+        """Place the prefix of a request that is about to be prefilled; returns the tokens copied
+        into HOT.
 
         `path` is the matched path, already locked.
         """

@@ -1,4 +1,5 @@
-"""Pools: one replica's KV state - allocator, slabs, prefix index, running rows - and the moves between them.
+"""Pools: one replica's KV state - allocator, slabs, prefix index, running rows - and the moves
+between them.
 
 The classes are `granikv.core`'s; this module only keeps them in step with each other.
 """
@@ -17,7 +18,7 @@ from granikv.sim.requests import RequestState
 
 
 class Pools:
-    """Everything that holds KV slots; `heads` are query heads, kv heads and head_dim of one rank."""
+    """All that holds KV slots; `heads` are query heads, kv heads and head_dim of one rank."""
 
     def __init__(self, config: ServerConfig, heads: tuple[int, int, int]) -> None:
         self.allocator = HotColdAllocator(config.size_tokens, config.hot_tokens)
@@ -67,7 +68,9 @@ class Pools:
         return hot_tokens
 
     def decode(self, steps: int) -> None:
-        """Take the slots of `steps` decode steps of all rows; they were promised when the jump was chosen."""
+        """Take the slots of `steps` decode steps of all rows; they were promised when the jump was
+        chosen.
+        """
         count = steps * len(self.batch)
         slots = self.allocator.alloc_cold(count) if self.index.ensure_cold(count) else None
         if slots is None:
@@ -77,8 +80,8 @@ class Pools:
     def release(self, state: RequestState, now_s: float) -> None:
         """A finished row leaves: its output is cached below its prompt, as the live tree does.
 
-        The last output token has no KV, and an overlapped scheduler may have run the row once more: those slots
-        are freed.
+        The last output token has no KV, and an overlapped scheduler may have run the row once more:
+        those slots are freed.
         """
         node = _locked(state)
         slots = self._leave(state, node)
@@ -92,7 +95,9 @@ class Pools:
         state.last_node = state.cursor = None
 
     def retract(self, state: RequestState) -> None:
-        """A running row goes back to the queue; its output's slots are freed, its prompt stays cached."""
+        """A running row goes back to the queue; its output's slots are freed, its prompt stays
+        cached.
+        """
         node = _locked(state)
         written = state.generated + 1 + self.batch.step - state.join_step
         slots = self._leave(state, node)
@@ -105,7 +110,7 @@ class Pools:
         return self.batch.leave(state)
 
     def remap(self, moved: Slots) -> None:
-        """Follow moved COLD slots (`moved[old] = new`, int32 `[size + 1]`) wherever they are held."""
+        """Follow moved COLD slots (`moved[old] = new`, int32 `[size + 1]`) to all holders."""
         self.index.remap(moved)
         self.batch.ring.remap(moved)
 

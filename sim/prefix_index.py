@@ -1,8 +1,9 @@
-"""PrefixIndex: a radix tree over runs of tokens, with SGLang 0.5.17's rules for matching, splitting and eviction.
+"""PrefixIndex: a radix tree over runs of tokens, with SGLang 0.5.17's rules for matching, splitting
+and eviction.
 
-A node's key is a few `(segment, start, length)` runs, so a 16K prefix costs one comparison. HOT nodes form a top
-part of the tree: a HOT node's parent is HOT or the root, so an unlocked COLD node never hides a HOT descendant and
-every unlocked COLD token can be evicted.
+A node's key is a few `(segment, start, length)` runs, so a 16K prefix costs one comparison. HOT
+nodes form a top part of the tree: a HOT node's parent is HOT or the root, so an unlocked COLD node
+never hides a HOT descendant and every unlocked COLD token can be evicted.
 """
 
 import heapq
@@ -24,8 +25,8 @@ NodeRun = tuple[int, int, int]
 class Node:
     """A radix node: the tokens between its parent's end and its own, and who uses them.
 
-    `slots` holds COLD slots `[length]`; None means that the tokens lie in the directory's slab of this node.
-    `lock_ref` counts the live requests whose path goes through the node.
+    `slots` holds COLD slots `[length]`; None means that the tokens lie in the directory's slab of
+    this node. `lock_ref` counts the live requests whose path goes through the node.
     """
 
     __slots__ = (
@@ -66,7 +67,9 @@ class Node:
         self.set_runs(runs)
 
     def set_runs(self, runs: tuple[NodeRun, ...]) -> None:
-        """Set the key; `whole_runs` is its form in a prompt when every run starts at its stream's start."""
+        """Set the key; `whole_runs` is its form in a prompt when every run starts at its stream's
+        start.
+        """
         self.runs = runs
         whole = all(start == 0 for _, start, _ in runs)
         self.whole_runs = tuple((segment, length) for segment, _, length in runs) if whole else None
@@ -150,7 +153,9 @@ class PrefixIndex:
     def _step_down(
         self, cursor: Cursor, prompt: tuple[Run, ...], limit: int
     ) -> tuple[Node | None, int]:
-        """Follow one edge; splits the child when only a part of it matches. Returns child and its length."""
+        """Follow one edge; splits the child when only a part of it matches. Returns child and its
+        length.
+        """
         run, offset = cursor.run, cursor.offset
         if run >= len(prompt) or cursor.depth >= limit:
             return None, 0
@@ -172,7 +177,9 @@ class PrefixIndex:
         return child, common
 
     def _split(self, node: Node, left: int) -> Node:
-        """Split after `left` tokens; the new upper node is returned, `node` keeps the rest and its id."""
+        """Split after `left` tokens; the new upper node is returned, `node` keeps the rest and its
+        id.
+        """
         left_runs, right_runs = _split_runs(node.runs, left)
         parent = node.parent
         if parent is None:
@@ -209,8 +216,9 @@ class PrefixIndex:
     ) -> None:
         """Cache the tokens after `cursor`: `hot_tokens` from `reservation`, then `cold_slots`.
 
-        Moves `cursor` to their end. Tokens that another request has cached meanwhile keep their place: ours are
-        freed, except that HOT ones take over the cached COLD copy (they hold the same KV).
+        Moves `cursor` to their end. Tokens that another request has cached meanwhile keep their
+        place: ours are freed, except that HOT ones take over the cached COLD copy (they hold the
+        same KV).
         """
         end = cursor.depth + hot_tokens + len(cold_slots)
         while hot_tokens:
@@ -257,10 +265,8 @@ class PrefixIndex:
             self._offer(node)
         return node
 
-    def append_leaf(
-        self, parent: Node, run: NodeRun, slots: Slots, now_s: float
-    ) -> None:
-        """Hang generated tokens below a finished request's prompt; a cached twin keeps its place."""
+    def append_leaf(self, parent: Node, run: NodeRun, slots: Slots, now_s: float) -> None:
+        """Hang generated tokens below a finished prompt; a cached twin keeps its place."""
         twin = parent.children.get((run[0], run[1]))
         if twin is not None:
             self.allocator.free_cold(slots)
@@ -272,7 +278,9 @@ class PrefixIndex:
     # ------------------------------------------------------------------ locking
 
     def lock(self, node: Node, stop: Node | None = None) -> None:
-        """One more request holds `node` and its ancestors, up to but not including `stop` (default: the root)."""
+        """One more request holds `node` and its ancestors, up to but not including `stop` (default:
+        the root).
+        """
         top = self.root if stop is None else stop
         while node is not top:
             if node.lock_ref == 0:
@@ -302,7 +310,9 @@ class PrefixIndex:
     # ------------------------------------------------------------------ evicting
 
     def ensure_cold(self, tokens: int) -> bool:
-        """Evict least recently used COLD leaves until `tokens` slots are free; False when they cannot be."""
+        """Evict least recently used COLD leaves until `tokens` slots are free; False when they
+        cannot be.
+        """
         shortfall = tokens - self.allocator.cold_free
         while shortfall > 0:
             node = self._pop_evictable()
@@ -363,11 +373,11 @@ class PrefixIndex:
     # ------------------------------------------------------------------ HOT and moves
 
     def is_hot_cached(self, node_id: int) -> bool:
-        """Whether the node is HOT and still in the tree (an ancestor's eviction may have taken it)."""
+        """Whether the node is HOT and still in the tree (its ancestor's eviction takes it)."""
         return node_id in self._hot_nodes
 
     def make_hot(self, node: Node, reservation: Reservation) -> None:
-        """Promote a COLD node into the next tokens of `reservation`; the caller charges the copy."""
+        """Promote a COLD node into `reservation`; the caller charges the copy."""
         self.directory.take(reservation, node.length)
         self._drop_cold(node)
         self._bind(node, reservation, node.length)
@@ -383,7 +393,8 @@ class PrefixIndex:
     def _bind(self, node: Node, reservation: Reservation | None, tokens: int) -> None:
         if reservation is None:
             raise IntegrityError("HOT tokens were inserted without a reservation")
-        # The directory counts a slab as held or idle: one lock for all the requests that hold the node.
+        # The directory counts a slab as held or idle: one lock for all the requests that hold the
+        # node.
         locks = 1 if node.lock_ref else 0
         slab = self.directory.bind(node.node_id, reservation, tokens, locks)
         self._hot_nodes[node.node_id] = node
@@ -406,7 +417,9 @@ class PrefixIndex:
         return slab.base
 
     def remap(self, moved: NDArray[np.int32]) -> None:
-        """Rewrite all cached COLD slots through `moved` (int32 `[size + 1]`, identity where nothing moved)."""
+        """Rewrite all cached COLD slots through `moved` (int32 `[size + 1]`, identity where nothing
+        moved).
+        """
         for node in self.nodes():
             if node.slots is not None:
                 node.slots = moved[node.slots]
@@ -451,7 +464,7 @@ class PrefixIndex:
 def _common(
     runs: tuple[NodeRun, ...], prompt: Sequence[Run], run: int, offset: int, limit: int
 ) -> tuple[int, int, int]:
-    """Tokens that a node's runs share with the prompt from (run, offset), and the place after them."""
+    """Tokens that a node's runs share with the prompt from (run, offset), and where they end."""
     common = 0
     for segment, start, length in runs:
         if run >= len(prompt) or common >= limit:

@@ -1,4 +1,6 @@
-"""The order in which waiting requests are tried: first come first served, or longest cached prefix first."""
+"""The order in which waiting requests are tried: first come first served, or longest cached prefix
+first.
+"""
 
 from collections import deque
 
@@ -7,8 +9,9 @@ from granikv.sim.prefix_index import PrefixIndex
 from granikv.sim.requests import RequestState
 from granikv.traces.request import Run
 
-# SGLang 0.5.17, schedule_policy.py: LPM falls back to FCFS above 128 waiting requests; requests with at most 32
-# cached tokens wait when another waiting request shares at least 32 tokens with them and goes first.
+# SGLang 0.5.17, schedule_policy.py: LPM falls back to FCFS above 128 waiting requests; requests
+# with at most 32 cached tokens wait when another waiting request shares at least 32 tokens with
+# them and goes first.
 _LPM_QUEUE_LIMIT = 128
 _IN_BATCH_CHECK_TOKENS = 32
 _IN_BATCH_SHARED_TOKENS = 32

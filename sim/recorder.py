@@ -1,16 +1,21 @@
-"""What a run leaves behind: a sink takes finished rows, `StepRecorder` merges equal decode steps into one row."""
+"""What a run leaves behind: a sink takes finished rows, `StepRecorder` merges equal decode steps
+into one row.
+"""
 
 import json
 from typing import Any, Protocol
 
 from granikv.core.step import Segment, StepPlan, StepShape
 
-# hot_used and cold_free after the steps, then hot_misses, evictions, retractions and migrated_tokens since the last.
+# hot_used and cold_free after the steps, then hot_misses, evictions, retractions and
+# migrated_tokens since the last.
 Counters = tuple[int, int, int, int, int, int]
 
 
 class RecordSink(Protocol):
-    """Where rows go: `traces.records.RunWriter` on disk, `MemorySink` in memory. Order of columns as there."""
+    """Where rows go: `traces.records.RunWriter` on disk, `MemorySink` in memory. Order of columns
+    as there.
+    """
 
     def request(self, *row: Any) -> None:
         """One ended request."""
@@ -20,7 +25,9 @@ class RecordSink(Protocol):
 
 
 class StepRecorder:
-    """Merges consecutive decode steps whose batch and plan are equal, so that stepping and jumping leave equal rows."""
+    """Merges consecutive decode steps whose batch and plan are equal, so that stepping and jumping
+    leave equal rows.
+    """
 
     def __init__(self, sink: RecordSink, replica: int = 0) -> None:
         self._sink = sink
@@ -88,7 +95,8 @@ class StepRecorder:
         """Add one prefill step."""
         self.flush()
         self._row = [
-            0, 1, start_ns, end_ns - start_ns, "extend", rows, rows, prefill_tokens, 0, "[]", "{}", *counters,
+            0, 1, start_ns, end_ns - start_ns, "extend", rows, rows, prefill_tokens, 0,
+            "[]", "{}", *counters,
         ]  # fmt: skip
         self._plan = None
         self._end_ns = end_ns

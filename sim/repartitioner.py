@@ -1,7 +1,7 @@
 """Repartitioner: asks the RepartitionPolicy at every tick and moves the boundary piece by piece.
 
-Growing HOT relocates the COLD tokens in the way, shrinking waits for slabs in the way to become idle and evicts
-them; no step copies more than a budget, and no request is dropped.
+Growing HOT relocates the COLD tokens in the way, shrinking waits for slabs in the way to become
+idle and evicts them; no step copies more than a budget, and no request is dropped.
 """
 
 from collections import Counter

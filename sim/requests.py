@@ -6,7 +6,8 @@ from granikv.core.directory import Reservation
 from granikv.sim.prefix_index import Cursor, Node
 from granikv.traces.request import Request, Run
 
-# Generated tokens that no later prompt repeats get a stream of their own, far below every segment a trace uses.
+# Generated tokens that no later prompt repeats get a stream of their own, far below every segment a
+# trace uses.
 _PRIVATE_OUTPUT_BASE = -(1 << 62)
 
 
@@ -23,8 +24,9 @@ class Status(StrEnum):
 class RequestState:
     """What the scheduler knows of one request.
 
-    `fill` is what has to be in the KV cache before decoding (prompt, and after a retraction the tokens generated so
-    far); `cursor` marks how much of it is cached; `last_node` is the node this request has locked.
+    `fill` is what has to be in the KV cache before decoding (prompt, and after a retraction the
+    tokens generated so far); `cursor` marks how much of it is cached; `last_node` is the node this
+    request has locked.
     """
 
     __slots__ = (
@@ -40,9 +42,9 @@ class RequestState:
         "hot_tokens",
         "join_step",
         "last_node",
+        "placing",
         "replica",
         "request",
-        "placing",
         "reservation",
         "row",
         "status",

@@ -9,8 +9,9 @@ from granikv.traces.request import Request
 
 ROUTERS = ("round_robin", "least_loaded", "prefix_affinity")
 
-# prefix_affinity leaves the preferred replica when it holds this many requests more than the emptiest one and twice
-# as many: sharing a prefix saves less than queueing costs then. (Stated; the factor of two keeps small loads put.)
+# prefix_affinity leaves the preferred replica when it holds this many requests more than the
+# emptiest one and twice as many: sharing a prefix saves less than queueing costs then. (Stated; the
+# factor of two keeps small loads put.)
 _IMBALANCE_REQUESTS = 16
 
 
@@ -57,7 +58,9 @@ def _least_loaded(request: Request, replicas: Sequence[Replica]) -> int:
 
 
 class _PrefixAffinity:
-    """Requests with the same first run go where the first of them went, unless that replica is far behind."""
+    """Requests with the same first run go where the first of them went, unless that replica is far
+    behind.
+    """
 
     def __init__(self) -> None:
         self._home: dict[int, int] = {}

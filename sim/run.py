@@ -47,7 +47,9 @@ class MemorySink:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What a simulation knows beyond its records; `unfinished` is zero unless the run was cut short."""
+    """What a simulation knows beyond its records; `unfinished` is zero unless the run was cut
+    short.
+    """
 
     end_s: float
     sent: int
@@ -71,7 +73,8 @@ class RunOutcome:
         busy = sum(totals.busy_ns for totals in self.totals) or 1
         names = ("host", "gemm", "attention", "collective", "extend", "copy")
         return {
-            name: sum(getattr(totals, f"{name}_ns") for totals in self.totals) / busy for name in names
+            name: sum(getattr(totals, f"{name}_ns") for totals in self.totals) / busy
+            for name in names
         }
 
 
@@ -88,8 +91,8 @@ def simulate(
 ) -> RunOutcome:
     """Run the stream to its end (or to `until_s` simulated seconds) and hand rows to `sink`.
 
-    `on_progress` is called with the number of ended requests, every 256 of them. Step rows of several replicas
-    follow each other in time order of their ends.
+    `on_progress` is called with the number of ended requests, every 256 of them. Step rows of
+    several replicas follow each other in time order of their ends.
 
     Raises:
         ConfigError: `replicas` is not positive, or a name is not known.

@@ -1,9 +1,10 @@
 """Scheduler: SGLang 0.5.17's rules for what runs next, on GraniKV's pools.
 
-The rules (managers/scheduler.py and schedule_policy.py of that version): prefill before decode; a request is
-admitted while its new tokens and expected output fit into free plus evictable tokens, less what the running rows are
-expected to write; a refusal closes admission until a row leaves; long prompts are prefilled in chunks; when decoding
-runs out of slots, rows with the shortest output go back to the queue.
+The rules (managers/scheduler.py and schedule_policy.py of that version): prefill before decode; a
+request is admitted while its new tokens and expected output fit into free plus evictable tokens,
+less what the running rows are expected to write; a refusal closes admission until a row leaves;
+long prompts are prefilled in chunks; when decoding runs out of slots, rows with the shortest output
+go back to the queue.
 """
 
 from collections import deque
@@ -27,7 +28,9 @@ from granikv.sim.requests import RequestState
 
 @dataclass(slots=True)
 class PrefillItem:
-    """One request's part of a prefill step: `extend_tokens` new tokens over `prefix_tokens` cached ones."""
+    """One request's part of a prefill step: `extend_tokens` new tokens over `prefix_tokens` cached
+    ones.
+    """
 
     state: RequestState
     prefix_tokens: int
@@ -96,8 +99,8 @@ class Scheduler:
     def next_prefill(self, now_s: float, unseen_tokens: int) -> list[PrefillItem]:
         """Requests to prefill now, with slots not yet taken; empty when decoding should go on.
 
-        `unseen_tokens` is the output that the running rows have written but an overlapped scheduler has not seen.
-        Sets `copied_tokens` to the tokens that promotions copy in this step.
+        `unseen_tokens` is the output that the running rows have written but an overlapped scheduler
+        has not seen. Sets `copied_tokens` to the tokens that promotions copy in this step.
         """
         self.copied_tokens = 0
         if (self.is_full or not self.waiting) and self._chunked is None:
@@ -129,9 +132,7 @@ class Scheduler:
             self._chunked = None
         return PrefillItem(state, done, extend, truncated)
 
-    def _admit_waiting(
-        self, items: list[PrefillItem], budget: "_Budget", now_s: float
-    ) -> None:
+    def _admit_waiting(self, items: list[PrefillItem], budget: "_Budget", now_s: float) -> None:
         order_waiting(self.waiting, self._config.schedule_policy, self._index, now_s)
         room = self._config.max_running_requests - len(self._batch)
         while self.waiting:
@@ -224,7 +225,8 @@ class Scheduler:
     def retract(self, release: Callable[[RequestState], None]) -> list[RequestState]:
         """Send rows back until one decode step fits: shortest output first, then longest prompt.
 
-        `release` frees a row's slots and locks. The last row is never sent back. Returns the rows in that order.
+        `release` frees a row's slots and locks. The last row is never sent back. Returns the rows
+        in that order.
         """
         rows = [s for s in self._batch.states if s.finish_ns is None]
         rows.sort(key=lambda s: (self._written(s), -s.request.prompt_tokens), reverse=True)
@@ -258,7 +260,9 @@ class _Budget:
 
     @property
     def total_tokens(self) -> float:
-        """Free and evictable COLD tokens less everything reserved; a part of the output counts by its ratio."""
+        """Free and evictable COLD tokens less everything reserved; a part of the output counts by
+        its ratio.
+        """
         index = self._index
         return index.allocator.cold_free + index.evictable_tokens - self._reserved
 

@@ -224,7 +224,7 @@ def _windows(idle: Sequence[IdleSlab], length: int) -> Iterator[slice]:
     start = 0
     run = 0  # free tokens if idle[start : index + 1] went
     for index, slab in enumerate(idle):
-        if index == start or not _neighbours(idle[index - 1], slab):
+        if index == 0 or not _neighbours(idle[index - 1], slab):
             start, run = index, slab.gap_before
         run += slab.length + slab.gap_after
         # Without its first slab a window still has the gap after that slab.

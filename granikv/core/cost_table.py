@@ -1,4 +1,6 @@
-"""CostTable: predicted time of the parts of a decode step on a frozen grid, so that core needs no cost model."""
+"""CostTable: predicted time of the parts of a decode step on a frozen grid, so that core needs no
+cost model.
+"""
 
 import json
 from dataclasses import dataclass, fields
@@ -19,10 +21,11 @@ _FORMAT = "granikv-cost-table-1"
 class CostTable:
     """Times in ns for one GPU, model and tensor-parallel degree.
 
-    Attention times are for one layer, `gemm_ns` and `collective_ns` for the whole step (all layers). The first
-    axis of `compute_ns` and `memory_ns` is `Mode`. A pass alone takes `max(compute, memory)`; in a fused launch
-    the sums over all segments and the private part overlap, so a step's attention takes
-    `max(sum compute, sum memory)` and segments are not separable.
+    Attention times are for one layer, `gemm_ns` and `collective_ns` for the whole step (all
+    layers). The first axis of `compute_ns` and `memory_ns` is `Mode`. A pass alone takes
+    `max(compute, memory)`; in a fused launch the sums over all segments and the private part
+    overlap, so a step's attention takes `max(sum compute, sum memory)` and segments are not
+    separable.
 
     Attributes:
         rows: int64 `[R]`, ascending row counts of the grid.
@@ -70,7 +73,9 @@ class CostTable:
         for name in ("rows", "lengths"):
             axis = getattr(self, name)
             if len(axis) < 2 or not bool(np.all(np.diff(axis) > 0)) or int(axis[0]) < 1:
-                raise ValueError(f"{name} must be at least two ascending positive integers, got {axis!r}")
+                raise ValueError(
+                    f"{name} must be at least two ascending positive integers, got {axis!r}"
+                )
         for name, shape in (
             ("compute_ns", (3, *grid)),
             ("memory_ns", (3, *grid)),
@@ -108,15 +113,14 @@ class CostTable:
             if body.pop("format") != _FORMAT:
                 raise ValueError(f"format must be {_FORMAT}")
             integers = {"rows", "lengths"}
-            return cls(
-                **{
-                    key: np.asarray(value, np.int64 if key in integers else np.float64)
-                    if isinstance(value, list)
-                    else value
-                    for key, value in body.items()
-                }
-            )
+            arguments: dict[str, Any] = {
+                key: np.asarray(value, np.int64 if key in integers else np.float64)
+                if isinstance(value, list)
+                else value
+                for key, value in body.items()
+            }
+            return cls(**arguments)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{path} is not a dispatch table ({error}); write one with `granikv dispatch-table`."
+                f"{path} is not a dispatch table ({error}); give one that `CostTable.save` wrote."
             ) from None

@@ -1,13 +1,15 @@
 """Dispatcher: which attention mode each shared segment runs in this decode step.
 
-Choices: `cost` minimises the predicted time of the whole step, `threshold` is the paper's rule (arXiv
-2608.15584: dense from M_eff = rows x group >= M_sat, else cascade), `paged`, `cascade` and `dense` are fixed,
-`cascade_global` reads only what the whole batch shares as one cascade level (what batch-global cascade engines
-do). A segment in scattered COLD slots always runs paged, except under `cascade_global`.
+Choices: `cost` minimises the predicted time of the whole step, `threshold` is the paper's rule
+(arXiv 2608.15584: dense from M_eff = rows x group >= M_sat, else cascade), `paged`, `cascade` and
+`dense` are fixed, `cascade_global` reads only what the whole batch shares as one cascade level
+(what batch-global cascade engines do). A segment in scattered COLD slots always runs paged, except
+under `cascade_global`.
 """
 
 import math
-from typing import get_args, Literal
+from itertools import chain
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +20,19 @@ from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 DispatchChoice = Literal["cost", "threshold", "paged", "cascade", "dense", "cascade_global"]
 DISPATCH_CHOICES: tuple[str, ...] = get_args(DispatchChoice)
 
-# Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is
-# max(sum compute, sum memory): its minimiser over independent per-segment choices is found by weighting the
+# Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is max(sum
+# compute, sum memory): its minimiser over independent per-segment choices is found by weighting the
 # two sums, and nine weights bracket every crossover of three modes closely enough.
-_WEIGHTS = np.linspace(0.0, 1.0, 9)
-# Segments and private tokens are looked up on geometric grids: 4 steps per octave is +-9 % in length, far
-# inside the cost model's own error, and lets one plan serve many decode steps.
+_N_WEIGHTS = 9
+_WEIGHTS = np.linspace(0.0, 1.0, _N_WEIGHTS)
+# Segments and private tokens are looked up on geometric grids: 4 steps per octave is +-9 % in
+# length, far inside the cost model's own error, and lets one plan serve many decode steps.
 _STEPS_PER_OCTAVE = 4
 _LENGTH_CELLS = 20 * _STEPS_PER_OCTAVE
 _ROW_CELLS = 13 * _STEPS_PER_OCTAVE
+# Few segments come back in the same shape again and again; many hardly ever, and hashing them costs
+# as much as planning them.
+_MEMO_SEGMENTS = 8
 _MEMO_LIMIT = 4096
 
 
@@ -47,25 +53,30 @@ class Dispatcher:
         self._last_segments: tuple[Segment, ...] | None = None
         self._last_key = (-1, -1)
         self._last_plan = StepPlan(())
-        self._cells: dict[tuple[int, int, bool], int] = {}
         self._grid = _CellGrid(table)
 
     def plan(self, shape: StepShape) -> StepPlan:
-        """The plan for a step; only the private tokens' bucket matters, see `private_tokens_limit`."""
+        """The plan; of the private tokens only the bucket matters, see `private_tokens_limit`."""
         key = (shape.rows, _bucket(shape.private_tokens))
         if shape.segments is self._last_segments and key == self._last_key:
             return self._last_plan
+        plan = (
+            self._plan(shape) if len(shape.segments) > _MEMO_SEGMENTS else self._recall(shape, key)
+        )
+        self._last_segments, self._last_key, self._last_plan = shape.segments, key, plan
+        return plan
+
+    def _recall(self, shape: StepShape, key: tuple[int, int]) -> StepPlan:
         memo_key = (shape.segments, *key)
         plan = self._memo.get(memo_key)
         if plan is None:
             if len(self._memo) >= _MEMO_LIMIT:
                 self._memo.clear()
             plan = self._memo[memo_key] = self._plan(shape)
-        self._last_segments, self._last_key, self._last_plan = shape.segments, key, plan
         return plan
 
     def private_tokens_limit(self, private_tokens: int) -> int:
-        """First private token count above `private_tokens` at which `plan` may answer differently."""
+        """First count above `private_tokens` at which `plan` may answer differently."""
         return _bucket_start(_bucket(private_tokens) + 1)
 
     def _plan(self, shape: StepShape) -> StepPlan:
@@ -102,7 +113,7 @@ class Dispatcher:
         """The launch with the smaller predicted time for modes that a rule has chosen."""
         if self.table.fused_latency_ns is None or all(mode == Mode.PAGED for mode in modes):
             return Launch.TWO_CALL
-        cells = self._cell_indices(shape.segments)
+        cells = self._grid.cells(shape.segments)
         chosen = (np.asarray(modes, np.intp), cells)
         compute, memory = self._grid.compute[chosen], self._grid.memory[chosen]
         private_c, private_m = self._private_ns(shape)
@@ -114,35 +125,34 @@ class Dispatcher:
 
     def _cheapest(self, shape: StepShape) -> StepPlan:
         grid, table = self._grid, self.table
-        cells = self._cell_indices(shape.segments)
+        cells = grid.cells(shape.segments)
+        sums: list[float] = grid.packed.take(cells, axis=0).sum(axis=0).tolist()
+        compute, memory = sums[:_N_WEIGHTS], sums[_N_WEIGHTS : 2 * _N_WEIGHTS]
+        paged_c, paged_m, serial_shared, serial_paged, n_cascade, n_dense = sums[2 * _N_WEIGHTS :]
         private_c, private_m = self._private_ns(shape)
 
-        paged_ns = table.private_latency_ns + max(
-            float(grid.compute[0][cells].sum()) + private_c,
-            float(grid.memory[0][cells].sum()) + private_m,
-        )
-        serial_modes = grid.serial_mode[cells]
-        serial_ns = self._two_call_ns(shape, grid.serial_ns[cells], serial_modes)
-        best_ns, modes, launch = paged_ns, None, Launch.TWO_CALL
-        if serial_ns < best_ns and bool(serial_modes.any()):
-            best_ns, modes = serial_ns, serial_modes
+        best_ns = table.private_latency_ns + max(paged_c + private_c, paged_m + private_m)
+        modes, launch = None, Launch.TWO_CALL
+        if n_cascade or n_dense:
+            serial_ns = serial_shared + serial_paged + max(private_c, private_m)
+            serial_ns += table.private_latency_ns + grid.at_rows(table.merge_ns, shape.rows)
+            serial_ns += grid.pass_latency_ns[1] if n_cascade else 0.0
+            serial_ns += grid.pass_latency_ns[2] if n_dense else 0.0
+            if serial_ns < best_ns:
+                best_ns, modes = serial_ns, grid.serial_mode.take(cells)
         if table.fused_latency_ns is not None:
-            fused_ns = np.maximum(
-                grid.weighted_compute[cells].sum(axis=0) + private_c,
-                grid.weighted_memory[cells].sum(axis=0) + private_m,
-            )
-            weight = int(fused_ns.argmin())
-            weighted_modes = grid.weighted_mode[cells, weight]
-            if table.fused_latency_ns + float(fused_ns[weight]) < best_ns and bool(
-                weighted_modes.any()
-            ):
-                modes, launch = weighted_modes, Launch.FUSED
-        if modes is None:
+            fused_ns = [
+                max(c + private_c, m + private_m) for c, m in zip(compute, memory, strict=True)
+            ]
+            weight = min(range(_N_WEIGHTS), key=fused_ns.__getitem__)
+            if table.fused_latency_ns + fused_ns[weight] < best_ns:
+                modes, launch = grid.weighted_mode[weight].take(cells), Launch.FUSED
+        if modes is None or not modes.any():
             return StepPlan((Mode.PAGED,) * len(shape.segments))
         return StepPlan(tuple(map(_MODES.__getitem__, modes.tolist())), launch)
 
     def _private_ns(self, shape: StepShape) -> tuple[float, float]:
-        """Compute and memory time of the private pass, at the middle of the private tokens' bucket."""
+        """Compute and memory time of the private pass, at the middle of its tokens' bucket."""
         bucket = _bucket(shape.private_tokens)
         tokens = math.sqrt(_bucket_start(bucket) * _bucket_start(bucket + 1))
         memory_rate = self._grid.at_rows(self.table.private_memory_ns_per_token, shape.rows)
@@ -162,10 +172,12 @@ class Dispatcher:
         return paged_ns + float(pass_ns[shared].sum()) + latency + merge
 
     def _with_row_split(self, shape: StepShape, plan: StepPlan) -> StepPlan:
-        """Split a communication-bound step when hiding collectives pays for reading the weights twice.
+        """Split a communication-bound step when hiding collectives pays for reading the weights
+        twice.
 
-        Rule (the paper's burst and follow-on): the burst is the larger half, raised to the row count at which
-        its largest segment saturates the dense pass, if that leaves rows for a follow-on step.
+        Rule (the paper's burst and follow-on): the burst is the larger half, raised to the row
+        count at which its largest segment saturates the dense pass, if that leaves rows for a
+        follow-on step.
         """
         rows, grid, table = shape.rows, self._grid, self.table
         collective = grid.at_rows(table.collective_ns, rows)
@@ -183,23 +195,11 @@ class Dispatcher:
         rereads = 0.0
         if shape.segments:
             modes = np.asarray(plan.modes, np.intp)
-            memory = grid.memory[modes, self._cell_indices(shape.segments)]
+            memory = grid.memory[modes, self._grid.cells(shape.segments)]
             rereads = float(memory[modes != 0].sum()) * table.num_layers
         if max(compute + rereads, collectives) < whole:
             return StepPlan(plan.modes, plan.launch, (burst, follow))
         return plan
-
-    def _cell_indices(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
-        cells, lookup = self._cells, []
-        for base, length, rows in segments:
-            key = (length, rows, base == 0)
-            cell = cells.get(key)
-            if cell is None:
-                if len(cells) >= 65536:
-                    cells.clear()
-                cell = cells[key] = self._grid.cell(length, rows, cold=base == 0)
-            lookup.append(cell)
-        return np.array(lookup, np.intp)
 
 
 _MODES = (Mode.PAGED, Mode.CASCADE, Mode.DENSE)
@@ -228,18 +228,21 @@ class _CellGrid:
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
+        self.pass_latency_ns: list[float] = table.pass_latency_ns.tolist()
         self.has_collectives = bool(table.collective_ns.max() > 0)
         lengths = 2.0 ** ((np.arange(_LENGTH_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
         rows = 2.0 ** ((np.arange(_ROW_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
         hot = [self._resample(part, lengths, rows) for part in (table.compute_ns, table.memory_ns)]
         cold = [np.broadcast_to(part[:1], part.shape) for part in hot]
-        self.compute, self.memory = (np.concatenate(pair, axis=1) for pair in zip(hot, cold, strict=True))
+        self.compute, self.memory = (
+            np.concatenate(pair, axis=1) for pair in zip(hot, cold, strict=True)
+        )
         self._choose()
 
     def _resample(
         self, part: NDArray[np.float64], lengths: NDArray[np.float64], rows: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Bilinear from `[3, L, R]` to `[3, cells]`; beyond the last length, in proportion to it."""
+        """Bilinear from `[3, L, R]` to `[3, cells]`; in proportion beyond the last length."""
         table = self._table
         out = np.empty((3, len(lengths), len(rows)))
         beyond = np.maximum(1.0, lengths / float(table.lengths[-1]))
@@ -257,20 +260,35 @@ class _CellGrid:
         allowed = (modes == 0) | (np.arange(count)[None, :] < hot_cells)
         alone = np.where(allowed, np.maximum(self.compute, self.memory), np.inf)
         self.serial_mode = alone.argmin(axis=0)
-        self.serial_ns = alone.min(axis=0)
+        serial_ns = alone.min(axis=0)
         weights = _WEIGHTS[:, None, None]
         scores = weights * self.compute + (1 - weights) * self.memory
-        scores = np.where(allowed[None], scores, np.inf)
-        self.weighted_mode = np.ascontiguousarray(scores.argmin(axis=1).T)
-        cells = np.arange(count)[:, None]
-        self.weighted_compute = self.compute[self.weighted_mode, cells]
-        self.weighted_memory = self.memory[self.weighted_mode, cells]
+        # [weights, cells]
+        self.weighted_mode = np.where(allowed[None], scores, np.inf).argmin(axis=1)
+        cells = np.arange(count)
+        # One gather and one sum over a step's segments give every term that `_cheapest` compares.
+        self.packed = np.column_stack(
+            [
+                *(self.compute[chosen, cells] for chosen in self.weighted_mode),
+                *(self.memory[chosen, cells] for chosen in self.weighted_mode),
+                self.compute[0],
+                self.memory[0],
+                np.where(self.serial_mode != 0, serial_ns, 0.0),
+                np.where(self.serial_mode == 0, serial_ns, 0.0),
+                self.serial_mode == 1,
+                self.serial_mode == 2,
+            ]
+        )
 
-    def cell(self, length: int, rows: int, *, cold: bool) -> int:
-        """Index of the cell that holds (length, rows)."""
-        line = min(_bucket(length), _LENGTH_CELLS - 1)
-        column = min(_bucket(rows), _ROW_CELLS - 1)
-        return line * _ROW_CELLS + column + (_LENGTH_CELLS * _ROW_CELLS if cold else 0)
+    def cells(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
+        """Index of the cell that holds each segment's (length, rows)."""
+        count = len(segments)
+        fields = np.fromiter(chain.from_iterable(segments), np.float64, 3 * count).reshape(count, 3)
+        buckets = (np.log2(fields[:, 1:]) * _STEPS_PER_OCTAVE + 1e-9).astype(np.intp)
+        cells = np.minimum(buckets[:, 0], _LENGTH_CELLS - 1) * _ROW_CELLS
+        cells += np.minimum(buckets[:, 1], _ROW_CELLS - 1)
+        cells[fields[:, 0] == 0] += _LENGTH_CELLS * _ROW_CELLS
+        return cells
 
     def at_rows(self, values: NDArray[np.float64], rows: int) -> float:
         """A per-rows quantity at `rows`, linear between grid points."""

@@ -1,4 +1,6 @@
-"""The contract between batch, dispatcher, cost model and kernels: what a decode step looks like and how it runs."""
+"""The contract between batch, dispatcher, cost model and kernels: what a decode step looks like and
+how it runs.
+"""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -6,7 +8,7 @@ from typing import NamedTuple
 
 
 class Mode(IntEnum):
-    """How one shared segment is read in a decode step; the value is what device tables hold."""
+    """How one shared segment is read in a decode step; device tables hold the value."""
 
     PAGED = 0
     CASCADE = 1
@@ -14,7 +16,7 @@ class Mode(IntEnum):
 
 
 class Launch(IntEnum):
-    """How prefix and private passes are launched; the only choice that may be a CUDA graph variant."""
+    """How the passes are launched; the only choice that may be a CUDA graph variant."""
 
     FUSED = 0
     TWO_CALL = 1
@@ -23,8 +25,8 @@ class Launch(IntEnum):
 class Segment(NamedTuple):
     """KV that `rows` running requests read in common.
 
-    `base` is the first slot of a contiguous HOT run, or 0 when the tokens lie in scattered COLD slots (slot 0
-    is the engine's padding slot, so no slab can start there).
+    `base` is the first slot of a contiguous HOT run, or 0 when the tokens lie in scattered COLD
+    slots (slot 0 is the engine's padding slot, so no slab can start there).
     """
 
     base: int
@@ -36,9 +38,9 @@ class Segment(NamedTuple):
 class StepShape:
     """One decode step of a batch, for one tensor-parallel rank.
 
-    `private_tokens` counts every KV token that is in no segment, summed over rows and including the token
-    being decoded; `max_private_tokens` is the longest row's share. `padded_rows` is the CUDA graph's batch
-    size. Head counts are per rank.
+    `private_tokens` counts every KV token that is in no segment, summed over rows and including the
+    token being decoded; `max_private_tokens` is the longest row's share. `padded_rows` is the CUDA
+    graph's batch size. Head counts are per rank.
     """
 
     rows: int
@@ -58,9 +60,11 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """How to run one step: a mode per segment (same order as `StepShape.segments`), a launch, a row split.
+    """How to run one step: a mode per segment (same order as `StepShape.segments`), a launch, a row
+    split.
 
-    `row_split` is empty for one step, or the row counts of a saturated burst and its follow-on step.
+    `row_split` is empty for one step, or the row counts of a saturated burst and its follow-on
+    step.
     """
 
     modes: tuple[Mode, ...]

@@ -1,1 +1,3 @@
-"""The planner: which pool fraction and how many replicas a trace needs, what that buys and how sure it is."""
+"""The planner: which pool fraction and how many replicas a trace needs, what that buys and how sure
+it is.
+"""

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -15,6 +15,7 @@ from granikv.cost_models.step import StepCost
 from granikv.sim.config import ServerConfig, System
 from granikv.sim.metrics import Slo, Summary, summarise, timed_requests
 from granikv.sim.run import MemorySink, RunOutcome, simulate
+from granikv.traces.detect import Format
 from granikv.traces.options import ReadOptions
 from granikv.traces.records import RunHeader, RunWriter, read_run
 from granikv.traces.source import open_trace
@@ -31,7 +32,7 @@ class PlanTask:
     """What every cell of a plan has in common; picklable, since cells run in worker processes."""
 
     trace: Path
-    trace_format: str
+    trace_format: Format | Literal["auto"]
     read: ReadOptions
     transform: TransformOptions
     model: ModelShape
@@ -91,10 +92,12 @@ class CellResult:
 
 
 def run_cell(task: PlanTask, cell: Cell, records: Path | None = None) -> CellResult:
-    """Simulate one cell; with `records`, its run records are written into that folder's `cell.name`.
+    """Simulate one cell; with `records`, its run records are written into that folder's
+    `cell.name`.
 
-    Seed 0 is the nominal cost model; every other seed draws each of its parameters from its stated error, and
-    seeds every random choice of the trace (jitter, generated workloads), alike for all systems.
+    Seed 0 is the nominal cost model; every other seed draws each of its parameters from its stated
+    error, and seeds every random choice of the trace (jitter, generated workloads), alike for all
+    systems.
     """
     params = task.params
     if cell.seed:
@@ -110,9 +113,7 @@ def run_cell(task: PlanTask, cell: Cell, records: Path | None = None) -> CellRes
     )
     if records is None:
         sink = MemorySink()
-        outcome = simulate(
-            requests, server, cost, sink, replicas=cell.replicas, router=task.router
-        )
+        outcome = simulate(requests, server, cost, sink, replicas=cell.replicas, router=task.router)
         request_rows, step_rows = (frame.lazy() for frame in sink.frames())
     else:
         folder = records / cell.name

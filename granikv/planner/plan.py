@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from granikv.planner.search import (
     run_cells,
 )
 from granikv.planner.verdict import Verdict, judge
+from granikv.planner.words import recommend
 
 # Least to most doubtful; an answer is as sound as its least sound part.
 _PROVENANCE = ("datasheet", "fitted", "paper", "stated")
@@ -36,8 +37,8 @@ def make_plan(
 ) -> tuple[Findings, Verdict | None]:
     """Run all cells and judge them; `replicas` None finds the number that is enough.
 
-    The verdict is None when an interrupt came before the nominal seed was complete. Run records of the nominal
-    seed and plan.json are in `out` afterwards, also after an interrupt.
+    The verdict is None when an interrupt came before the nominal seed was complete. Run records of
+    the nominal seed and plan.json are in `out` afterwards, also after an interrupt.
 
     Raises:
         ConfigError: no number of replicas meets the SLO.
@@ -55,7 +56,7 @@ def make_plan(
     if verdict is not None and not findings.is_partial and _is_short(findings):
         on_stage("Overloaded: finding the number of replicas")
         _need(findings)
-        verdict = judge(findings)
+        verdict = _try_judge(findings)
     write_plan(findings, verdict, out / "plan.json")
     return findings, verdict
 
@@ -65,9 +66,10 @@ def _enough_replicas(findings: Findings) -> int:
     if needed is None:
         summary = best.summary
         raise ConfigError(
-            f"No number of replicas up to {MAX_REPLICAS} lets {SLO_SHARE:.0%} of the requests meet the SLO: the best "
-            f"reached is {summary.slo_share:.1%}, with TTFT p95 {summary.ttft_s.p95 * 1e3:.0f} ms and TPOT p95 "
-            f"{summary.tpot_s.p95 * 1e3:.1f} ms; relax the SLO or take a faster GPU or a higher --tp."
+            f"No number of replicas up to {MAX_REPLICAS} lets {SLO_SHARE:.0%} of the requests meet "
+            f"the SLO: the best reached is {summary.slo_share:.1%}, with TTFT p95 "
+            f"{summary.ttft_s.p95 * 1e3:.0f} ms and TPOT p95 {summary.tpot_s.p95 * 1e3:.1f} ms; "
+            "relax the SLO or take a faster GPU or a higher --tp."
         )
     findings.needed_replicas["granikv"] = needed
     findings.needed_replicas["sglang"], _ = find_replicas(findings.task, "sglang", lambda _: None)
@@ -86,9 +88,10 @@ def _is_short(findings: Findings) -> bool:
 
 def _try_judge(findings: Findings) -> Verdict | None:
     try:
-        return judge(findings)
+        verdict = judge(findings)
     except ValueError:
         return None
+    return replace(verdict, sentences=recommend(verdict, findings))
 
 
 def provenance(task: PlanTask) -> str:

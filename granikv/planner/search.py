@@ -18,7 +18,8 @@ _RANGE_POINTS = 9
 MAX_REPLICAS = 64
 # Share of requests that must meet the SLO before a replica count counts as enough.
 SLO_SHARE = 0.95
-# A queue that grows: the last fifth of the requests waits this much longer than the first, and this long.
+# A queue that grows: the last fifth of the requests waits this much longer than the first, and this
+# long.
 _GROWTH = 3.0
 _GROWTH_TTFT_S = 2.0
 
@@ -31,7 +32,8 @@ class Findings:
 
     Attributes:
         replicas: of the cells.
-        needed_replicas: least number per system that keeps up and meets the SLO, None when no number up to
+        needed_replicas: least number per system that keeps up and meets the SLO, None when no
+            number up to
             `MAX_REPLICAS` does; a system is missing when it was not asked.
     """
 
@@ -134,7 +136,11 @@ def cells_of(fractions: tuple[float, ...], replicas: int, seeds: int) -> list[Ce
 
 
 def run_cells(
-    findings: Findings, cells: list[Cell], records: Path | None, on_progress: Progress, jobs: int | None = None
+    findings: Findings,
+    cells: list[Cell],
+    records: Path | None,
+    on_progress: Progress,
+    jobs: int | None = None,
 ) -> None:
     """Run cells on all cores into `findings.results`; nominal cells leave run records.
 

@@ -1,4 +1,4 @@
-"""Verdict: what the cells say - a pool fraction with its interval, or why none helps - in numbers and in words."""
+"""Verdict: what the cells say, in numbers: the best fraction, its gain, how sure that is."""
 
 import math
 from dataclasses import dataclass
@@ -8,33 +8,25 @@ import numpy as np
 from scipy import stats
 
 from granikv.planner.cells import CellResult
-from granikv.planner.search import (
-    MAX_REPLICAS,
-    REFERENCE_FRACTION,
-    SLO_SHARE,
-    Findings,
-    is_overloaded,
-)
-from granikv.sim.metrics import Summary
+from granikv.planner.search import REFERENCE_FRACTION, Findings, is_overloaded
 
 Objective = Literal["goodput", "throughput", "latency"]
 Kind = Literal["use", "no_benefit", "overloaded"]
 
-# Two-sided. The interval is for one more draw, since the real machine is one draw of the cost model's errors.
+# Two-sided. The interval is for one more draw, since the real machine is one draw of the cost
+# model's errors.
 CONFIDENCE = 0.9
 # A gain below this is not worth a changed server, whatever its interval says.
 _WORTHWHILE = 1.01
-
-OBJECTIVES: dict[Objective, str] = {
-    "goodput": "requests per second within the SLO",
-    "throughput": "output tokens per second",
-    "latency": "mean end-to-end latency (as speed-up)",
-}
+# Mean gains this close are the same.
+_EQUAL = 0.003
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """A ratio of scores (above 1 is better) with its interval; equal bounds when there is one seed only."""
+    """A ratio of scores (above 1 is better) with its interval; equal bounds when there is one seed
+    only.
+    """
 
     mean: float
     low: float
@@ -62,22 +54,35 @@ class Verdict:
     """The recommendation.
 
     Attributes:
-        fraction: recommended pool fraction, None for the stock engine.
+        helps: whether the best fraction beats the stock engine by more than the noise.
+        best: the best fraction; of equally good ones the smallest, which leaves COLD most.
+        stock: the stock engine's nominal run.
         flat: lowest and highest fraction that the noise cannot tell from the best.
         over_reference: gain over fraction 0.2, None when that is the best or was not run.
         over_cascade: gain over batch-global cascade.
-        sentences: the recommendation in words, most important first.
+        sentences: the recommendation in words, most important first (`words.recommend`).
     """
 
     kind: Kind
     objective: Objective
-    fraction: float | None
-    gain: Gain
+    helps: bool
+    best: Point
+    stock: CellResult
     over_reference: Gain | None
     over_cascade: Gain
     flat: tuple[float, float]
     points: tuple[Point, ...]
-    sentences: tuple[str, ...]
+    sentences: tuple[str, ...] = ()
+
+    @property
+    def fraction(self) -> float | None:
+        """The recommended pool fraction, None for the stock engine."""
+        return self.best.fraction if self.helps else None
+
+    @property
+    def gain(self) -> Gain:
+        """The best fraction's gain over the stock engine."""
+        return self.best.gain
 
 
 def judge(findings: Findings) -> Verdict:
@@ -95,7 +100,7 @@ def judge(findings: Findings) -> Verdict:
         Point(f, _gain(findings.of("granikv", f), stock, objective), findings.of("granikv", f)[0])
         for f in findings.fractions
     )
-    best = max(points, key=lambda point: point.gain.mean)
+    best = _best(points)
     best_runs = findings.of("granikv", best.fraction)
     flat = _flat_region(findings, best, points, objective)
     reference = findings.of("granikv", REFERENCE_FRACTION)
@@ -108,18 +113,23 @@ def judge(findings: Findings) -> Verdict:
     helps = best.gain.mean >= _WORTHWHILE and best.gain.low > 1.0
     overloaded = is_overloaded(best.nominal)
     kind: Kind = "overloaded" if overloaded else "use" if helps else "no_benefit"
-    verdict = Verdict(
+    return Verdict(
         kind=kind,
         objective=objective,
-        fraction=best.fraction if helps else None,
-        gain=best.gain,
+        helps=helps,
+        best=best,
+        stock=stock[0],
         over_reference=over_reference,
         over_cascade=over_cascade,
         flat=flat,
         points=points,
-        sentences=(),
     )
-    return _with_words(verdict, findings, best, stock[0])
+
+
+def _best(points: tuple[Point, ...]) -> Point:
+    """The smallest fraction whose mean gain is as good as the largest one's."""
+    top = max(point.gain.mean for point in points)
+    return next(point for point in points if point.gain.mean >= top * (1 - _EQUAL))
 
 
 def score(result: CellResult, objective: Objective) -> float:
@@ -133,7 +143,9 @@ def score(result: CellResult, objective: Objective) -> float:
 
 
 def _objective(findings: Findings, stock: CellResult) -> Objective:
-    """Goodput under an SLO; throughput when the stock engine cannot keep up or all comes at once; else latency."""
+    """Goodput under an SLO; throughput when the stock engine cannot keep up or all comes at once;
+    else latency.
+    """
     if findings.task.slo.is_set:
         return "goodput"
     if is_overloaded(stock) or stock.summary.offered_s < 1.0:
@@ -188,147 +200,3 @@ def _flat_region(
     while high + 1 < len(points) and is_level(points[high + 1]):
         high += 1
     return points[low].fraction, points[high].fraction
-
-
-# ---------------------------------------------------------------------- words
-
-
-def _with_words(verdict: Verdict, findings: Findings, best: Point, stock: CellResult) -> Verdict:
-    lines: list[str] = []
-    if verdict.kind == "overloaded":
-        lines.append(_overload_words(findings))
-    if verdict.fraction is None:
-        lines.append(_no_benefit_words(verdict, best, stock))
-    else:
-        lines.append(_use_words(verdict, findings))
-        lines.extend(_limit_words(verdict.points, best))
-    if findings.task.slo.is_set:
-        lines.append(_slo_words(best.nominal, stock))
-    return Verdict(
-        kind=verdict.kind,
-        objective=verdict.objective,
-        fraction=verdict.fraction,
-        gain=verdict.gain,
-        over_reference=verdict.over_reference,
-        over_cascade=verdict.over_cascade,
-        flat=verdict.flat,
-        points=verdict.points,
-        sentences=tuple(lines),
-    )
-
-
-def _use_words(verdict: Verdict, findings: Findings) -> str:
-    size = findings.task.server.size_tokens
-    tokens = int((verdict.fraction or 0.0) * size)
-    text = (
-        f"Boot with --hot-fraction {verdict.fraction:g} ({tokens:,} of {size:,} KV tokens are HOT): "
-        f"{verdict.gain.text} the stock engine in {OBJECTIVES[verdict.objective]}"
-    )
-    if verdict.over_reference is not None:
-        text += f", {verdict.over_reference.text} fraction {REFERENCE_FRACTION:g}"
-    text += f", {verdict.over_cascade.text} batch-global cascade."
-    low, high = verdict.flat
-    if low < high:
-        text += f" Anything from {low:g} to {high:g} is within the noise of that."
-    return text
-
-
-def _no_benefit_words(verdict: Verdict, best: Point, stock: CellResult) -> str:
-    summary = best.nominal.summary
-    gain = f"the best fraction tried ({best.fraction:g}) gives {verdict.gain.text} of the stock engine"
-    if stock.summary.shared_read_share < 0.05:
-        why = (
-            f"only {stock.summary.shared_read_share:.1%} of the KV reads of decoding are of tokens that two or "
-            "more running requests share, so there is little for a HOT slab to save"
-        )
-    elif best.nominal.promoted_tokens == 0 and summary.peak_hot_used == 0:
-        why = "no prefix was ever placed in HOT" + _miss_words(best.nominal)
-    else:
-        attention = stock.term_share.get("attention", 0.0)
-        why = (
-            f"decode attention is {attention:.0%} of the stock engine's GPU time, and what HOT saves of it is "
-            "within the noise or lost to a smaller COLD pool"
-        )
-    return f"No benefit here, because {why}; {gain}. Keep the stock engine for this traffic."
-
-
-def _limit_words(points: tuple[Point, ...], best: Point) -> list[str]:
-    """What stops smaller and larger pools."""
-    place = points.index(best)
-    lines = []
-    if place > 0:
-        lines.append(_below_words(points[place - 1], best))
-    if place + 1 < len(points):
-        lines.append(_above_words(points[place + 1], best))
-    return [line for line in lines if line]
-
-
-def _below_words(below: Point, best: Point) -> str:
-    fewer = below.nominal.summary.hot_misses - best.nominal.summary.hot_misses
-    if fewer <= 0:
-        return ""
-    return (
-        f"Below it HOT misses limit: {below.nominal.summary.hot_misses} at {below.fraction:g} against "
-        f"{best.nominal.summary.hot_misses} at {best.fraction:g}{_miss_words(below.nominal)}."
-    )
-
-
-def _above_words(above: Point, best: Point) -> str:
-    more, here = above.nominal.summary, best.nominal.summary
-    if more.retractions > here.retractions:
-        return (
-            f"Above it COLD pressure limits: {more.retractions} retractions at {above.fraction:g} against "
-            f"{here.retractions}."
-        )
-    if more.cached_share < here.cached_share - 0.002:
-        return (
-            f"Above it COLD pressure limits: the cache then serves {more.cached_share:.1%} of the prompt tokens "
-            f"instead of {here.cached_share:.1%}."
-        )
-    if more.ttft_s.mean > 1.02 * here.ttft_s.mean:
-        return (
-            f"Above it COLD pressure limits: mean TTFT rises from {here.ttft_s.mean * 1e3:.0f} to "
-            f"{more.ttft_s.mean * 1e3:.0f} ms."
-        )
-    return "A larger pool changes nothing: HOT already holds every prefix that is worth a slab."
-
-
-def _miss_words(result: CellResult) -> str:
-    if not result.hot_misses:
-        return ""
-    reasons = {
-        "too_long": "prefix longer than HOT",
-        "no_room": "HOT full",
-        "fragmented": "no run long enough",
-    }
-    parts = ", ".join(f"{reasons.get(k, k)} {v}" for k, v in sorted(result.hot_misses.items()))
-    return f" ({parts})"
-
-
-def _overload_words(findings: Findings) -> str:
-    needed = findings.needed_replicas.get("granikv")
-    stock = findings.needed_replicas.get("sglang")
-    if needed is None:
-        return (
-            f"Overloaded: requests arrive faster than {findings.replicas} replica(s) serve them, and "
-            f"{MAX_REPLICAS} are not enough either."
-        )
-    text = f"Overloaded: needs {needed} replicas at this rate"
-    if stock is not None and stock != needed:
-        text += f" (the stock engine {stock})"
-    return f"{text}; the figures below are for {findings.replicas}."
-
-
-def _slo_words(best: CellResult, stock: CellResult) -> str:
-    mine, theirs = best.summary, stock.summary
-    text = (
-        f"{mine.slo_share:.1%} of the requests meet the SLO (stock {theirs.slo_share:.1%}); "
-        f"TTFT p95 {_ms(mine, 'ttft')} ms (stock {_ms(theirs, 'ttft')}), "
-        f"TPOT p95 {_ms(mine, 'tpot')} ms (stock {_ms(theirs, 'tpot')})"
-    )
-    return text + ("." if mine.slo_share >= SLO_SHARE else f": less than {SLO_SHARE:.0%}.")
-
-
-def _ms(summary: Summary, name: Literal["ttft", "tpot"]) -> str:
-    values = summary.ttft_s if name == "ttft" else summary.tpot_s
-    return f"{values.p95 * 1e3:.0f}" if name == "ttft" else f"{values.p95 * 1e3:.1f}"
