@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from granikv.core.dispatch import DispatchChoice
+from granikv.core.dispatch import DispatchChoice, RowSplit
 
 System = Literal["sglang", "cascade", "granikv"]
 SchedulePolicy = Literal["fcfs", "lpm"]
@@ -31,6 +31,7 @@ class ServerConfig(BaseModel):
     hot_fraction: float = Field(default=0.2, gt=0.0, lt=1.0)
     admission: str = "value"
     dispatch: DispatchChoice = "cost"
+    row_split: RowSplit = "auto"
     chunked_prefill_size: int = Field(default=8192, gt=0)
     max_prefill_tokens: int = Field(default=16384, gt=0)
     max_running_requests: int = Field(default=2048, gt=0)

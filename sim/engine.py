@@ -14,7 +14,7 @@ leaves.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import simpy
 from simpy.events import EventPriority
@@ -56,7 +56,10 @@ class Alarm(simpy.Event):
 
 @dataclass(slots=True)
 class EngineTotals:
-    """Busy time by term in ns, and counts, over the engine's life."""
+    """Busy time by term in ns, and counts, over the engine's life.
+
+    `split_saved_ns` is what running steps as a burst and a follow-on step saved, by the cost model.
+    """
 
     host_ns: float = 0.0
     gemm_ns: float = 0.0
@@ -67,6 +70,7 @@ class EngineTotals:
     busy_ns: int = 0
     decode_steps: int = 0
     split_steps: int = 0
+    split_saved_ns: int = 0
     retractions: int = 0
     prefills: int = 0
     fragmentation_ns: float = 0.0
@@ -259,7 +263,7 @@ class Engine:
         for state in pools.batch.pop_finished():
             self._finish(state)
         self.totals.copy_ns += copy_ns
-        self._count_decode(plan, line, end - start - copy_ns, steps)
+        self._count_decode(shape, plan, line, end - start - copy_ns, steps)
         self._count_busy(start)
         counters = self._counters(retracted)
         self._recorder.decode(start, end, steps, shape, plan, counters)
@@ -355,7 +359,9 @@ class Engine:
         self.totals.busy_ns += duration
         self.totals.fragmentation_ns += duration * self.pools.fragmentation
 
-    def _count_decode(self, plan: StepPlan, line: DecodeLine, duration_ns: int, steps: int) -> None:
+    def _count_decode(
+        self, shape: StepShape, plan: StepPlan, line: DecodeLine, duration_ns: int, steps: int
+    ) -> None:
         totals = self.totals
         totals.host_ns += steps * line.host_ns
         totals.gemm_ns += steps * line.gemm_ns
@@ -364,4 +370,7 @@ class Engine:
         totals.attention_ns += duration_ns - steps * fixed
         totals.decode_steps += steps
         if plan.row_split:
+            whole = self._cost.decode(shape, replace(plan, row_split=()))
+            saved = whole.ns(shape.private_tokens) - line.ns(shape.private_tokens)
             totals.split_steps += steps
+            totals.split_saved_ns += steps * saved

@@ -131,10 +131,11 @@ class PrefixIndex:
         """A cursor before the first token."""
         return Cursor(self.root)
 
-    def match(self, prompt: tuple[Run, ...], limit: int, now_s: float) -> tuple[Cursor, list[Node]]:
+    def match(self, prompt: tuple[Run, ...], limit: int) -> tuple[Cursor, list[Node]]:
         """Longest cached prefix of `prompt`, at most `limit` tokens; may split the last node.
 
-        Refreshes the nodes' recency and hit counts, as the live radix cache does.
+        Refreshes the nodes' recency, as the live radix cache does; `count_use` is for a match that
+        a request goes on to use.
         """
         self._clock += 1
         cursor = Cursor(self.root)
@@ -144,11 +145,15 @@ class PrefixIndex:
             if child is None:
                 return cursor, path
             child.last_access = self._clock
-            child.hits += 1
-            child.last_use_s = now_s
-            if child.slots is None:
-                self.directory.touch(child.node_id, now_s)
             path.append(child)
+
+    def count_use(self, path: list[Node], now_s: float) -> None:
+        """A request runs on this matched path: what admission policies judge a prefix by."""
+        for node in path:
+            node.hits += 1
+            node.last_use_s = now_s
+            if node.slots is None:
+                self.directory.touch(node.node_id, now_s)
 
     def _step_down(
         self, cursor: Cursor, prompt: tuple[Run, ...], limit: int

@@ -17,16 +17,14 @@ _IN_BATCH_CHECK_TOKENS = 32
 _IN_BATCH_SHARED_TOKENS = 32
 
 
-def order_waiting(
-    waiting: deque[RequestState], policy: SchedulePolicy, index: PrefixIndex, now_s: float
-) -> None:
+def order_waiting(waiting: deque[RequestState], policy: SchedulePolicy, index: PrefixIndex) -> None:
     """Sort `waiting` in place; FCFS leaves it as it is."""
     if policy == "fcfs" or len(waiting) > _LPM_QUEUE_LIMIT:
         return
     leaders: list[tuple[Run, ...]] = []
     ranked: list[tuple[int, int, RequestState]] = []
     for place, state in enumerate(waiting):
-        cursor, _ = index.match(state.fill, state.fill_tokens, now_s)
+        cursor, _ = index.match(state.fill, state.fill_tokens)
         rank = -cursor.depth
         if cursor.depth <= _IN_BATCH_CHECK_TOKENS:
             if any(_shared(state.fill, other) >= _IN_BATCH_SHARED_TOKENS for other in leaders):

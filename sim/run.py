@@ -68,6 +68,12 @@ class RunOutcome:
         return sum(totals.fragmentation_ns for totals in self.totals) / busy if busy else 0.0
 
     @property
+    def split_saved_share(self) -> float:
+        """Time that row splits saved (by the cost model), as a share of busy time."""
+        busy = sum(totals.busy_ns for totals in self.totals)
+        return sum(totals.split_saved_ns for totals in self.totals) / busy if busy else 0.0
+
+    @property
     def term_share(self) -> dict[str, float]:
         """Share of busy time by term: decode steps split by term, extend steps and copies whole."""
         busy = sum(totals.busy_ns for totals in self.totals) or 1
@@ -101,7 +107,7 @@ def simulate(
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}.")
     env = simpy.Environment(initial_time=0)
-    dispatcher = Dispatcher(build_cost_table(cost), config.dispatch_choice)
+    dispatcher = Dispatcher(build_cost_table(cost), config.dispatch_choice, config.row_split)
     ended = dict.fromkeys(Status, 0)
 
     def on_end(state: RequestState) -> None:

@@ -133,7 +133,7 @@ class Scheduler:
         return PrefillItem(state, done, extend, truncated)
 
     def _admit_waiting(self, items: list[PrefillItem], budget: "_Budget", now_s: float) -> None:
-        order_waiting(self.waiting, self._config.schedule_policy, self._index, now_s)
+        order_waiting(self.waiting, self._config.schedule_policy, self._index)
         room = self._config.max_running_requests - len(self._batch)
         while self.waiting:
             if len(items) >= room:
@@ -154,7 +154,7 @@ class Scheduler:
                 return
 
     def _admit(self, state: RequestState, budget: "_Budget", now_s: float) -> PrefillItem | None:
-        cursor, path = self._index.match(state.fill, state.fill_tokens - 1, now_s)
+        cursor, path = self._index.match(state.fill, state.fill_tokens - 1)
         extend = state.fill_tokens - cursor.depth
         needed = extend + _expected_output(state) + 1
         if needed >= budget.total_tokens:
@@ -173,6 +173,7 @@ class Scheduler:
         state.cursor, state.last_node = cursor, cursor.node
         if state.generated == 0:
             state.cached_tokens = cursor.depth
+        self._index.count_use(path, now_s)
         if self._placement is not None:
             self.copied_tokens += self._placement.admit(state, path, now_s)
         budget.charge(take, 0 if truncated else _expected_output(state))

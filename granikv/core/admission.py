@@ -17,7 +17,7 @@ class PrefixView:
         node: id of whatever the prefix index above calls this prefix.
         length: tokens that would become one slab.
         live_requests: requests that hold it now, the one asking included.
-        hits: requests that found it cached, the one that made it not included.
+        hits: times it was used in all: 1 when it is made, and 1 more for every later match.
         first_use_s: when it was made.
         last_use_s: when it was made or matched last.
         now_s: the time of the decision.
@@ -59,7 +59,7 @@ class PaperAdmission:
 
     def wants_slab(self, view: PrefixView) -> bool:
         """Whether the prefix is hinted, or was seen at least twice."""
-        return view.hinted or view.hits >= 1 or view.live_requests >= 2
+        return view.hinted or view.hits >= 2 or view.live_requests >= 2
 
     def victims(self, view: PrefixView, idle: Sequence[IdleSlab]) -> list[int]:
         """Offer none."""
@@ -102,7 +102,7 @@ class ValueAdmission:
     is taken as Poisson with mean `a` (requests come independently and each holds the prefix for
     `residence_s`), so that
 
-        a     = hits / max(now_s - first_use_s, residence_s) * residence_s
+        a     = (hits - 1) / max(now_s - first_use_s, residence_s) * residence_s
                 * 2 ** -((now_s - last_use_s) / half_life_s)
         saved = E[max(N - 1, 0)] = a - 1 + exp(-a)
 
@@ -153,7 +153,7 @@ class ValueAdmission:
         """Reads saved per HOT token and decode step."""
         seen_s = max(prefix.now_s - prefix.first_use_s, self.residence_s)
         decay = math.exp2(-max(prefix.now_s - prefix.last_use_s, 0.0) / self.half_life_s)
-        mean = prefix.hits / seen_s * self.residence_s * decay
+        mean = max(prefix.hits - 1, 0) / seen_s * self.residence_s * decay
         readers = prefix.live_requests
         if prefix.hinted and readers:
             readers = max(readers, 2)

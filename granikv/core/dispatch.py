@@ -18,6 +18,9 @@ from granikv.core.cost_table import CostTable
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 
 DispatchChoice = Literal["cost", "threshold", "paged", "cascade", "dense", "cascade_global"]
+# When a tensor-parallel step runs as a burst and a follow-on step: when that is predicted to be
+# faster, never, or whenever there are rows for both (the paper's rule, to see what it costs).
+RowSplit = Literal["auto", "off", "always"]
 DISPATCH_CHOICES: tuple[str, ...] = get_args(DispatchChoice)
 
 # Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is max(sum
@@ -39,7 +42,9 @@ _MEMO_LIMIT = 4096
 class Dispatcher:
     """Plans decode steps from one `CostTable`; equal shapes give equal plans."""
 
-    def __init__(self, table: CostTable, choice: DispatchChoice = "cost") -> None:
+    def __init__(
+        self, table: CostTable, choice: DispatchChoice = "cost", row_split: RowSplit = "auto"
+    ) -> None:
         """Precompute the best mode of every (length, rows) cell.
 
         Raises:
@@ -48,6 +53,7 @@ class Dispatcher:
         if choice not in DISPATCH_CHOICES:
             raise ValueError(f"choice must be one of {', '.join(DISPATCH_CHOICES)}, got {choice!r}")
         self.choice = choice
+        self.row_split = row_split
         self.table = table
         self._memo: dict[tuple[tuple[Segment, ...], int, int], StepPlan] = {}
         self._last_segments: tuple[Segment, ...] | None = None
@@ -91,7 +97,7 @@ class Dispatcher:
             plan = self._cheapest(shape)
         else:
             plan = self._by_rule(shape)
-        if self.choice != "cost" or not self._grid.has_collectives:
+        if not self._grid.has_collectives or self.row_split == "off":
             return plan
         return self._with_row_split(shape, plan)
 
@@ -197,7 +203,7 @@ class Dispatcher:
             modes = np.asarray(plan.modes, np.intp)
             memory = grid.memory[modes, self._grid.cells(shape.segments)]
             rereads = float(memory[modes != 0].sum()) * table.num_layers
-        if max(compute + rereads, collectives) < whole:
+        if self.row_split == "always" or max(compute + rereads, collectives) < whole:
             return StepPlan(plan.modes, plan.launch, (burst, follow))
         return plan
 

@@ -69,6 +69,7 @@ class CellResult:
         late_ttft_s: mean TTFT of the last fifth, unfinished requests left out.
         hot_misses: wanted slabs that could not be had, by reason.
         split_steps: decode steps that ran as a burst and a follow-on step.
+        split_saved_share: busy time that this saved, as a share of all busy time.
         term_share: share of GPU time by term.
         timeline: columns time_s, hot_used, cold_used, rows.
         cdf: ttft_s and tpot_s at 0, 1, .. 100 %.
@@ -81,6 +82,7 @@ class CellResult:
     hot_misses: dict[str, int]
     promoted_tokens: int
     split_steps: int
+    split_saved_share: float
     fragmentation: float
     term_share: dict[str, float]
     timeline: dict[str, list[float]]
@@ -160,6 +162,7 @@ def _result(
         hot_misses=outcome.hot_misses,
         promoted_tokens=outcome.promoted_tokens,
         split_steps=sum(totals.split_steps for totals in outcome.totals),
+        split_saved_share=outcome.split_saved_share,
         fragmentation=outcome.fragmentation,
         term_share=outcome.term_share,
         timeline=_timeline(steps, server),

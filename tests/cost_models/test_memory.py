@@ -9,23 +9,23 @@ from granikv.cost_models.models import load_model
 
 
 def test_h200_llama_by_hand() -> None:
-    # reserved = 512 + 8192 * 1.5 + 1024 / 8 + 256 * 2 = 13440 MiB
-    # fraction = round((143771 - 13440) / 143771, 3) = round(0.90652, 3)
-    # kv = int(143771 * 2**20 * 0.907) - 2 * 8030261248 = 120674099331 bytes, / 131072
+    # reserved = 512 + 8192 * 1.5 + 1024 / 8 + 256 * 2 + 58 * 8 = 13904 MiB
+    # fraction = round((143771 - 13904) / 143771, 3) = round(0.90329, 3)
+    # kv = int(143771 * 2**20 * 0.903) - 2 * 8030261248 = 120071080050 bytes, / 131072
     capacity = kv_capacity_tokens(load_model("llama-3.1-8b"), load_hardware("h200-sxm"))
-    assert capacity.mem_fraction_static == 0.907
-    assert capacity.kv_bytes == 120_674_099_331
-    assert capacity.size_tokens == 920_670
+    assert capacity.mem_fraction_static == 0.903
+    assert capacity.kv_bytes == 120_071_080_050
+    assert capacity.size_tokens == 916_069
 
 
 def test_a100_40gb_llama_by_hand() -> None:
-    # reserved = 512 + 4096 * 1.5 + 128 + 32 * 2 = 6848; fraction = round(34112 / 40960, 3)
+    # reserved = 512 + 4096 * 1.5 + 128 + 32 * 2 + 50 * 8 = 7248; round(33712 / 40960, 3)
     defaults = server_defaults(load_hardware("a100-sxm4-40gb"))
     assert (defaults.chunked_prefill_tokens, defaults.graph_max_rows) == (4096, 32)
-    assert defaults.reserved_mib == 6848
-    assert defaults.mem_fraction_static == 0.833
+    assert defaults.reserved_mib == 7248
+    assert defaults.mem_fraction_static == 0.823
     capacity = kv_capacity_tokens(load_model("llama-3.1-8b"), load_hardware("a100-sxm4-40gb"))
-    assert capacity.size_tokens == (int(40960 * 2**20 * 0.833) - 16_060_522_496) // 131_072
+    assert capacity.size_tokens == (int(40960 * 2**20 * 0.823) - 16_060_522_496) // 131_072
 
 
 def test_four_ranks_get_larger_graphs() -> None:
@@ -38,13 +38,13 @@ def test_large_gpus_keep_ten_gib() -> None:
     # 2048 * 1.5 + ... would be below 10 GiB only with small chunks; the H200 default is above it.
     assert server_defaults(load_hardware("h200-sxm")).reserved_mib > 10 * 1024
     small = load_hardware("h200-sxm").model_copy(update={"hbm_mib": 30 * 1024})
-    assert server_defaults(small).reserved_mib == 512 + 2048 * 1.5 + 128 + 24 * 2
+    assert server_defaults(small, 1, False).reserved_mib == 512 + 2048 * 1.5 + 128 + 24 * 2
 
 
 def test_prefill_graphs_take_eight_mib_a_size() -> None:
     hardware = load_hardware("a100-sxm4-40gb")
     # 8 + 14 + 8 + 8 + 12 sizes up to 4096 tokens
-    extra = server_defaults(hardware, 1, True).reserved_mib - server_defaults(hardware).reserved_mib
+    extra = server_defaults(hardware).reserved_mib - server_defaults(hardware, 1, False).reserved_mib
     assert extra == 8 * 50
 
 
