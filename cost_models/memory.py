@@ -50,14 +50,15 @@ class Capacity:
 
 
 def server_defaults(
-    hardware: Hardware, tp: int = 1, prefill_graphs: bool = False
+    hardware: Hardware, tp: int = 1, prefill_graphs: bool = True
 ) -> ServerDefaults:
     """The server's defaults on this GPU.
 
     Args:
         hardware: the GPU.
         tp: tensor-parallel degree.
-        prefill_graphs: whether extend steps have CUDA graphs; each size reserves 8 MiB.
+        prefill_graphs: whether extend steps have CUDA graphs, the default on CUDA; each size
+            reserves 8 MiB.
 
     Source: SGLang 0.5.17, srt/server_args.py, _handle_gpu_memory_settings and reserve_for_graph_mb.
     """
@@ -86,7 +87,7 @@ def kv_capacity_tokens(
     hardware: Hardware,
     tp: int = 1,
     mem_fraction: float | None = None,
-    prefill_graphs: bool = False,
+    prefill_graphs: bool = True,
 ) -> Capacity:
     """KV tokens that fit: `gpu memory * mem_fraction - weights`, over the bytes of one token.
 

@@ -91,6 +91,7 @@ class DecodeBatch:
         self._private: list[tuple[int, int]] = []
         self._finish_sum = 0
         self._long_rows = 0
+        self._joins = 0
         self._rows: NDArray[np.intp] | None = None
 
     def __len__(self) -> int:
@@ -101,25 +102,31 @@ class DecodeBatch:
         """Rows in the order in which they joined."""
         return list(self._states.values())
 
-    def join(self, state: RequestState, private_tokens: int) -> None:
+    def join(self, state: RequestState) -> None:
         """Add a prefilled row; its first token is out, so `remaining_output - 1` steps are left."""
         steps = state.remaining_output - 1
         # One column more than steps: an overlapped scheduler runs a finished row once more.
         state.row = self.ring.take_row(steps + 1, self.step)
         state.join_step = self.step
         state.finish_step = self.step + steps
-        key = state.request.request_id
+        # A row that comes back after a retraction gets a new key, so its old heap entries are void.
+        self._joins += 1
+        key = state.join_key = self._joins
         self._states[key] = state
-        heapq.heappush(self._ends, (state.finish_step, key))
-        heapq.heappush(self._private, (self.step - private_tokens, key))
+        if steps:  # a row of one token has ended already
+            heapq.heappush(self._ends, (state.finish_step, key))
         self.context_tokens += state.fill_tokens
         self._finish_sum += state.finish_step
         self._long_rows += steps > CLIP_OUTPUT_TOKENS
         self._rows = None
 
+    def set_private(self, state: RequestState, private_tokens: int) -> None:
+        """Say how many tokens of its context a row that has just joined reads alone."""
+        heapq.heappush(self._private, (state.join_step - private_tokens, state.join_key))
+
     def leave(self, state: RequestState) -> NDArray[np.int32]:
         """Remove a row; returns the slots of all its decode steps in order."""
-        del self._states[state.request.request_id]
+        del self._states[state.join_key]
         self.context_tokens -= state.fill_tokens + self.step - state.join_step
         self._finish_sum -= state.finish_step
         self._long_rows -= state.finish_step - state.join_step > CLIP_OUTPUT_TOKENS
@@ -151,7 +158,7 @@ class DecodeBatch:
         while ends and ends[0][0] <= self.step:
             _, key = heapq.heappop(ends)
             state = self._states.get(key)
-            if state is not None and state.finish_ns is None and state.finish_step <= self.step:
+            if state is not None:
                 finished.append(state)
         return finished
 

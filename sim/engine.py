@@ -106,7 +106,11 @@ class Engine:
         self._batches = 0
         self._lag = 2 if config.overlap_schedule else 1
         self._decided_ns = 0
-        self._unseen_rows = 0
+        self._has_left = False
+        self._running: list[PrefillItem] = []
+        self._prefilled: list[PrefillItem] = []
+        self._last_joined: set[int] = set()
+        self._last_was_decode = False
         self._idle: simpy.Event | None = None
         self._alarm: Alarm | None = None
         self._jump_ends: Sequence[int] | None = None
@@ -114,15 +118,14 @@ class Engine:
         self._jump_steps = 0
         self._counted = (0, 0, 0)
         env.process(self._run())
-        if self.repartitioner.is_active:
-            env.process(self._tick())
 
     # ------------------------------------------------------------------ outside view
 
     @property
     def load(self) -> int:
         """Requests inside: what a router compares."""
-        return len(self._inbox) + len(self.scheduler.waiting) + len(self.pools.batch)
+        inside = len(self._inbox) + len(self.scheduler.waiting) + len(self.pools.batch)
+        return inside + len(self._in_prefill())
 
     def submit(self, state: RequestState) -> None:
         """A request arrives now."""
@@ -134,25 +137,31 @@ class Engine:
 
     def unfinished(self) -> list[RequestState]:
         """Requests that have arrived and not ended."""
-        chunked = self.scheduler.chunked
         rows = [s for s in self.pools.batch.states if s.finish_ns is None]
-        return [*rows, *([chunked] if chunked else []), *self.scheduler.waiting, *self._inbox]
+        return [*rows, *self._in_prefill(), *self.scheduler.waiting, *self._inbox]
 
-    def _disturb(self, *, is_tick: bool = False) -> None:
+    def _in_prefill(self) -> list[RequestState]:
+        """Requests in the running prefill step, or between two chunks."""
+        states = [item.state for item in self._running]
+        chunked = self.scheduler.chunked
+        if chunked is not None and chunked not in states:
+            states.append(chunked)
+        return states
+
+    def _disturb(self) -> None:
         """Something the next decision may have to see: wake up, or cut a jump short."""
         if self._idle is not None:
-            if not is_tick:
-                self._idle.succeed()
-                self._idle = None
+            self._idle.succeed()
+            self._idle = None
             return
         ends = self._jump_ends
-        if ends is None or self._alarm is None or (self.scheduler.is_full and not is_tick):
+        if ends is None or self._alarm is None or self.scheduler.is_full:
             return
         # The decision after step m sees what had come by the boundary before it (overlap) or by
         # then (no overlap).
         since = int(self.env.now) - self._jump_start_ns
         boundary = bisect_left(ends, since) + 1 if since > 0 else 0
-        steps = max(1, boundary + (self.config.overlap_schedule and not is_tick))
+        steps = max(1, boundary + self.config.overlap_schedule)
         if steps < self._jump_steps:
             self._jump_steps = steps
             self._alarm = self._alarm.put_forward(int(ends[steps - 1]) - since)
@@ -161,20 +170,23 @@ class Engine:
 
     def _run(self) -> Process:
         batch, scheduler = self.pools.batch, self.scheduler
+        overlap = self.config.overlap_schedule
         while True:
-            left = self._release_ended()
+            if not overlap:
+                self._cache_prefilled()
+            self._release_ended()
             self._take_arrivals()
-            moved = self.repartitioner.advance(self._now_s, scheduler, self.totals.retractions)
+            moved = self._move_boundary()
             if not len(batch):
                 scheduler.is_full = False
             items = scheduler.next_prefill(self._now_s, self._unseen_rows)
             copied = scheduler.copied_tokens + moved
+            # An overlapped scheduler sees a prefill's result only now: the prefill that follows it
+            # directly has not hit what it computed.
+            self._cache_prefilled()
             if items:
                 yield from self._prefill(items, copied)
-                continue
-            if len(batch):
-                if left:
-                    scheduler.is_full = False
+            elif len(batch):
                 yield from self._decode(copied)
             elif scheduler.waiting:
                 # Nothing runs and the first request still does not fit: it never will.
@@ -182,6 +194,16 @@ class Engine:
             else:
                 scheduler.ratio.restart(scheduler.ratio.first)
                 yield self._sleep()
+
+    def _move_boundary(self) -> int:
+        """This boundary's share of a repartition; returns the tokens that the next step copies.
+
+        Slots of a prefill that is not cached yet are in no table that a move could rewrite.
+        """
+        if self._prefilled:
+            return 0
+        now = int(self.env.now)
+        return self.repartitioner.advance(now, self.scheduler, self.totals.retractions)
 
     @property
     def _now_s(self) -> float:
@@ -202,41 +224,71 @@ class Engine:
             [item.extend_tokens for item in items], [item.prefix_tokens for item in items]
         )
         copy_ns = self._cost.copy_ns(copied_tokens) if copied_tokens else 0
+        self._running = items
         yield self._wait(cost.total_ns + copy_ns)
 
-        self.scheduler.take_slots(items, self._now_s)
+        self._running = []
+        self.scheduler.take_slots(items)
         self._batches += 1
-        self._unseen_rows = 0
-        for item in items:
-            if not item.truncated:
-                self._join(item.state)
+        self._last_was_decode = False
+        self._last_joined.clear()
+        self._end_prefill(items)
         totals = self.totals
         totals.prefills += 1
         totals.extend_ns += cost.total_ns
         totals.copy_ns += copy_ns
         self._count_busy(start)
-        self._recorder.extend(
-            start,
-            int(self.env.now),
-            len(items),
-            sum(item.extend_tokens for item in items),
-            self._counters(0),
-        )
+        prefill_tokens = sum(item.extend_tokens for item in items)
+        end = int(self.env.now)
+        self._recorder.extend(start, end, len(items), prefill_tokens, self._counters(0))
+
+    def _end_prefill(self, items: list[PrefillItem]) -> None:
+        """Chunks are cached at once, whole prompts join the batch and are cached when seen."""
+        lost_rows = False
+        for item in items:
+            if item.truncated:
+                self.scheduler.cache(item, self._now_s)
+                lost_rows = True
+                continue
+            self._join(item.state)
+            self._prefilled.append(item)
+            lost_rows |= item.state.finish_ns is not None and not self.config.overlap_schedule
+        if lost_rows:  # a prefill batch that shrinks when it is merged opens admission
+            self.scheduler.is_full = False
 
     def _join(self, state: RequestState) -> None:
-        now = int(self.env.now)
-        hot_tokens = self.pools.join(state)
+        self.pools.batch.join(state)
+        self._last_joined.add(state.join_key)
         if state.first_token_ns is None:
-            state.first_token_ns = now
-            state.hot_tokens = hot_tokens
+            state.first_token_ns = int(self.env.now)
         state.status = Status.RUNNING
-        self._unseen_rows += 1
         if state.remaining_output == 1:
             self._finish(state)
+
+    def _cache_prefilled(self) -> None:
+        for item in self._prefilled:
+            self.scheduler.cache(item, self._now_s)
+            self.pools.join(item.state)
+        self._prefilled.clear()
+
+    @property
+    def _unseen_rows(self) -> int:
+        """Rows whose newest token an overlapped scheduler has not seen."""
+        if not self.config.overlap_schedule:
+            return 0
+        return len(self.pools.batch) if self._last_was_decode else len(self._last_joined)
+
+    def _unseen(self, state: RequestState) -> int:
+        """Tokens of a row that an overlapped scheduler has not seen."""
+        is_new = self._last_was_decode or state.join_key in self._last_joined
+        return int(self.config.overlap_schedule and is_new)
 
     def _decode(self, copied_tokens: int) -> Process:
         pools = self.pools
         retracted = self._make_room()
+        # Admission opens again once a decode step has dropped the rows that ended.
+        self.scheduler.is_full = self.scheduler.is_full and not self._has_left
+        self._has_left = False
         rows = len(pools.batch)
         if not rows:
             return
@@ -247,6 +299,10 @@ class Engine:
         steps = self._jump_length(shape)
         ends = line.ends_ns(shape.private_tokens, rows, steps)
         start = int(self.env.now)
+        if self.repartitioner.is_active and steps > 1:
+            look = bisect_left(ends, self.repartitioner.next_look_ns - start - copy_ns) + 1
+            steps = min(steps, look)
+            ends = ends[:steps]
         if steps > 1:
             self._jump_ends, self._jump_start_ns, self._jump_steps = ends, start + copy_ns, steps
         yield self._wait(copy_ns + int(ends[-1]))
@@ -257,9 +313,9 @@ class Engine:
             self._decided_ns = start + copy_ns + int(ends[steps - 2]) if steps > 1 else start
         end = int(self.env.now)
         pools.decode(steps)
-        self.scheduler.ratio.decay(steps)
+        self.scheduler.ratio.decay(steps - (retracted > 0))  # not in the step of a retraction
         self._batches += steps
-        self._unseen_rows = rows if self.config.overlap_schedule else 0
+        self._last_was_decode = True
         for state in pools.batch.pop_finished():
             self._finish(state)
         self.totals.copy_ns += copy_ns
@@ -285,17 +341,24 @@ class Engine:
         )
 
     def _make_room(self) -> int:
-        """Retract rows when not even one decode step fits; returns how many."""
+        """Retract rows when not even one decode step fits; returns how many.
+
+        Ended rows that the scheduler has not seen leave first. (The live scheduler may retract
+        them, and generate their last token again.)
+        """
         pools, scheduler = self.pools, self.scheduler
         if scheduler.slots_for_decode(len(pools.batch)) >= 1:
             return 0
-        retracted = scheduler.retract(pools.retract)
+        while self._ended:
+            self._release(self._ended.popleft()[1])
+        if not len(pools.batch) or scheduler.slots_for_decode(len(pools.batch)) >= 1:
+            return 0
+        retracted = scheduler.retract(pools.retract, self._unseen)
         scheduler.waiting.extend(retracted)
-        if len(pools.batch) and scheduler.slots_for_decode(len(pools.batch)) < 1:
-            for state in pools.batch.states:
-                if state.finish_ns is None:
-                    pools.retract(state)
-                    self._end(state, Status.ABORTED)
+        if scheduler.slots_for_decode(len(pools.batch)) < 1:
+            last = pools.batch.states[0]
+            pools.retract(last, 0)
+            self._end(last, Status.ABORTED)
         self.totals.retractions += len(retracted)
         return len(retracted)
 
@@ -311,14 +374,14 @@ class Engine:
         state.status = status
         self._on_end(state)
 
-    def _release_ended(self) -> bool:
-        """Let rows leave whose end the scheduler has seen by now; True when there were any."""
-        left = False
+    def _release_ended(self) -> None:
+        """Let rows leave whose end the scheduler has seen by now."""
         while self._ended and self._ended[0][0] + self._lag <= self._batches + 1:
-            _, state = self._ended.popleft()
-            self.pools.release(state, self._now_s)
-            left = True
-        return left
+            self._release(self._ended.popleft()[1])
+
+    def _release(self, state: RequestState) -> None:
+        self.pools.release(state, self._now_s)
+        self._has_left = True
 
     # ------------------------------------------------------------------ waiting
 
@@ -329,13 +392,6 @@ class Engine:
     def _sleep(self) -> simpy.Event:
         self._idle = simpy.Event(self.env)
         return self._idle
-
-    def _tick(self) -> Process:
-        interval_ns = int(self.config.policy_interval_s * 1e9)
-        while True:
-            yield self.env.timeout(interval_ns)
-            self.repartitioner.tick()
-            self._disturb(is_tick=True)
 
     # ------------------------------------------------------------------ counting
 

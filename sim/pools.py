@@ -58,14 +58,15 @@ class Pools:
             *self._heads,
         )
 
-    def join(self, state: RequestState) -> int:
-        """A prefilled request starts to decode; returns its prompt tokens that lie in HOT."""
+    def join(self, state: RequestState) -> None:
+        """A running request whose prompt has just been cached starts to read its path."""
         path = _locked(state).path()
         base_of = self.index.base_of
         self.groups.join([(node.node_id, node.length, base_of(node)) for node in path])
         hot_tokens = sum([node.length for node in path if node.slots is None])
-        self.batch.join(state, state.fill_tokens - hot_tokens)
-        return hot_tokens
+        self.batch.set_private(state, state.fill_tokens - hot_tokens)
+        if not state.generated:
+            state.hot_tokens = hot_tokens
 
     def decode(self, steps: int) -> None:
         """Take the slots of `steps` decode steps of all rows; they were promised when the jump was
@@ -78,32 +79,27 @@ class Pools:
         self.batch.advance(slots, steps)
 
     def release(self, state: RequestState, now_s: float) -> None:
-        """A finished row leaves: its output is cached below its prompt, as the live tree does.
+        """A finished row leaves; its output is cached below its prompt, as the live tree does.
 
-        The last output token has no KV, and an overlapped scheduler may have run the row once more:
-        those slots are freed.
+        The last output token has KV only if an overlapped scheduler ran the row once more.
         """
         node = _locked(state)
         slots = self._leave(state, node)
-        kept = state.remaining_output - 1
-        if kept:
-            run = (state.output_segment, state.generated, kept)
-            self.index.append_leaf(node, run, slots[:kept], now_s)
-        if len(slots) > kept:
-            self.allocator.free_cold(slots[kept:])
+        if len(slots):
+            run = (state.output_segment, state.generated, len(slots))
+            self.index.append_leaf(node, run, slots, now_s)
+        self.index.refresh(node)
         self.index.unlock(node)
         state.last_node = state.cursor = None
 
-    def retract(self, state: RequestState) -> None:
-        """A running row goes back to the queue; its output's slots are freed, its prompt stays
-        cached.
+    def retract(self, state: RequestState, kept: int) -> None:
+        """A running row goes back to the queue with `kept` output tokens; its prompt stays cached,
+        its output's slots are freed.
         """
         node = _locked(state)
-        written = state.generated + 1 + self.batch.step - state.join_step
-        slots = self._leave(state, node)
-        self.allocator.free_cold(slots)
+        self.allocator.free_cold(self._leave(state, node))
         self.index.unlock(node)
-        state.retract(written)
+        state.retract(kept)
 
     def _leave(self, state: RequestState, node: Node) -> Slots:
         self.groups.leave([member.node_id for member in node.path()])

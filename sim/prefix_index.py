@@ -147,6 +147,13 @@ class PrefixIndex:
             child.last_access = self._clock
             path.append(child)
 
+    def refresh(self, node: Node) -> None:
+        """Make the path down to `node` the most recently used one."""
+        self._clock += 1
+        while node.parent is not None:
+            node.last_access = self._clock
+            node = node.parent
+
     def count_use(self, path: list[Node], now_s: float) -> None:
         """A request runs on this matched path: what admission policies judge a prefix by."""
         for node in path:
@@ -198,7 +205,8 @@ class PrefixIndex:
             node.slots = node.slots[left:]
         self.groups.split(node.node_id, upper.node_id, left)
         upper.lock_ref = node.lock_ref
-        upper.last_access = node.last_access
+        # Whoever splits a node has just looked at all of it: the live tree refreshes both parts.
+        upper.last_access = node.last_access = self._clock
         upper.hits = node.hits
         upper.first_use_s, upper.last_use_s = node.first_use_s, node.last_use_s
         parent.children[upper.key] = upper
@@ -271,14 +279,9 @@ class PrefixIndex:
         return node
 
     def append_leaf(self, parent: Node, run: NodeRun, slots: Slots, now_s: float) -> None:
-        """Hang generated tokens below a finished prompt; a cached twin keeps its place."""
-        twin = parent.children.get((run[0], run[1]))
-        if twin is not None:
-            self.allocator.free_cold(slots)
-            return
+        """Hang generated tokens below a finished prompt; what is cached already keeps its place."""
         segment, start, length = run
-        cursor = Cursor(parent, 0, start)
-        self._append(cursor, (Run(segment, start + length),), length, slots, now_s)
+        self.insert(Cursor(parent, 0, start), (Run(segment, start + length),), slots, now_s)
 
     # ------------------------------------------------------------------ locking
 

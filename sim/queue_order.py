@@ -24,7 +24,7 @@ def order_waiting(waiting: deque[RequestState], policy: SchedulePolicy, index: P
     leaders: list[tuple[Run, ...]] = []
     ranked: list[tuple[int, int, RequestState]] = []
     for place, state in enumerate(waiting):
-        cursor, _ = index.match(state.fill, state.fill_tokens)
+        cursor, _ = index.match(state.fill, state.fill_tokens - 1)
         rank = -cursor.depth
         if cursor.depth <= _IN_BATCH_CHECK_TOKENS:
             if any(_shared(state.fill, other) >= _IN_BATCH_SHARED_TOKENS for other in leaders):

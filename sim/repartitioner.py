@@ -1,4 +1,4 @@
-"""Repartitioner: asks the RepartitionPolicy at every tick and moves the boundary piece by piece.
+"""Repartitioner: asks the RepartitionPolicy at intervals and moves the boundary piece by piece.
 
 Growing HOT relocates the COLD tokens in the way, shrinking waits for slabs in the way to become
 idle and evicts them; no step copies more than a budget, and no request is dropped.
@@ -20,16 +20,17 @@ class Repartitioner:
     def __init__(self, config: ServerConfig, pools: Pools) -> None:
         self.moved_tokens = 0
         self.moves = 0
+        self.next_look_ns = int(config.policy_interval_s * 1e9)
         self._pools = pools
         self._policy = make_policy(config.repartition)
         self._budget_tokens = config.move_tokens_per_step
-        self._is_due = False
+        self._interval_ns = self.next_look_ns
         self._seen_misses: Counter[str] = Counter()
         self._seen = (0, 0, 0)
 
     @property
     def is_active(self) -> bool:
-        """Whether the policy ever moves: a static one needs no ticks."""
+        """Whether the policy ever moves: a static one need not be asked."""
         return not isinstance(self._policy, StaticPolicy)
 
     @property
@@ -37,20 +38,18 @@ class Repartitioner:
         """Whether a move is under way."""
         return self._pools.allocator.move is not None
 
-    def tick(self) -> None:
-        """Ask the policy at the next step boundary."""
-        self._is_due = True
-
-    def advance(self, now_s: float, scheduler: Scheduler, retractions: int) -> int:
+    def advance(self, now_ns: int, scheduler: Scheduler, retractions: int) -> int:
         """Do this boundary's share of a move, or ask the policy; returns the tokens copied."""
         if self.is_moving:
             return self._move_piece()
-        if self._is_due:
-            self._is_due = False
-            target = self._policy.observe(self._window(now_s, scheduler, retractions))
-            if target is not None and target != self._pools.allocator.hot_tokens:
-                return self._begin(target)
-        return 0
+        if not self.is_active or now_ns < self.next_look_ns:
+            return 0
+        # Nothing happens in an idle server, so looks that fell into an idle time are left out.
+        self.next_look_ns = (now_ns // self._interval_ns + 1) * self._interval_ns
+        target = self._policy.observe(self._window(now_ns / 1e9, scheduler, retractions))
+        if target is None or target == self._pools.allocator.hot_tokens:
+            return 0
+        return self._begin(target)
 
     def _begin(self, hot_tokens: int) -> int:
         allocator = self._pools.allocator

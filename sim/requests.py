@@ -40,6 +40,7 @@ class RequestState:
         "first_token_ns",
         "generated",
         "hot_tokens",
+        "join_key",
         "join_step",
         "last_node",
         "placing",
@@ -62,6 +63,7 @@ class RequestState:
         self.reservation: Reservation | None = None
         self.placing: tuple[int, int, int] | None = None
         self.row = 0
+        self.join_key = 0
         self.join_step = 0
         self.finish_step = 0
         self.first_token_ns: int | None = None
@@ -82,10 +84,13 @@ class RequestState:
         return self.request.output_tokens - self.generated
 
     def retract(self, generated: int) -> None:
-        """Forget the KV of `generated` tokens: they are prefilled again with the prompt."""
+        """Forget the KV; `generated` tokens are kept and prefilled again with the prompt."""
         self.generated = generated
-        self.fill = (*self.request.prompt, Run(self.output_segment, generated))
+        again = (Run(self.output_segment, generated),) if generated else ()
+        self.fill = (*self.request.prompt, *again)
         self.fill_tokens = self.request.prompt_tokens + generated
+        if not generated:
+            self.first_token_ns = None
         self.cursor = None
         self.last_node = None
         self.status = Status.WAITING

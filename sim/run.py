@@ -104,6 +104,8 @@ def simulate(
         ConfigError: `replicas` is not positive, or a name is not known.
         TraceFormatError: arrival times go backwards.
     """
+    if until_s is not None and until_s <= 0:
+        raise ConfigError(f"The simulation must end after 0 s, got {until_s}.")
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}.")
     env = simpy.Environment(initial_time=0)

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from granikv.core.allocator import Slots
 from granikv.core.errors import IntegrityError
 from granikv.sim.config import (
     INIT_NEW_TOKEN_RATIO,
@@ -21,7 +22,7 @@ from granikv.sim.config import (
 )
 from granikv.sim.decode_batch import CLIP_OUTPUT_TOKENS, DecodeBatch
 from granikv.sim.placement import HotPlacement
-from granikv.sim.prefix_index import Node, PrefixIndex
+from granikv.sim.prefix_index import PrefixIndex
 from granikv.sim.queue_order import order_waiting
 from granikv.sim.requests import RequestState
 
@@ -29,13 +30,15 @@ from granikv.sim.requests import RequestState
 @dataclass(slots=True)
 class PrefillItem:
     """One request's part of a prefill step: `extend_tokens` new tokens over `prefix_tokens` cached
-    ones.
+    ones; the first `hot_tokens` of them are filled into the request's reservation.
     """
 
     state: RequestState
     prefix_tokens: int
     extend_tokens: int
     truncated: bool
+    hot_tokens: int = 0
+    cold_slots: Slots | None = None
 
 
 class NewTokenRatio:
@@ -91,8 +94,8 @@ class Scheduler:
         return self._chunked
 
     def fits(self, state: RequestState, cold_tokens: int) -> bool:
-        """Whether the request can ever run: prompt, output and one spare slot within COLD."""
-        return state.fill_tokens + state.remaining_output < cold_tokens
+        """Whether the request can ever be admitted: prompt, output and a spare slot within COLD."""
+        return state.fill_tokens + state.remaining_output + 1 < cold_tokens
 
     # ------------------------------------------------------------------ prefill
 
@@ -127,7 +130,7 @@ class Scheduler:
         room = min(budget.chunk_tokens, int(budget.total_tokens))
         extend = min(wanted, room if room > 0 else budget.chunk_tokens)
         truncated = extend < wanted
-        budget.charge(extend, 0 if truncated else _expected_output(state))
+        budget.charge(extend, 0 if truncated else _charged_output(state))
         if not truncated:
             self._chunked = None
         return PrefillItem(state, done, extend, truncated)
@@ -176,46 +179,45 @@ class Scheduler:
         self._index.count_use(path, now_s)
         if self._placement is not None:
             self.copied_tokens += self._placement.admit(state, path, now_s)
-        budget.charge(take, 0 if truncated else _expected_output(state))
+        budget.charge(take, 0 if truncated else _charged_output(state))
         return PrefillItem(state, cursor.depth, take, truncated)
 
-    def take_slots(self, items: list[PrefillItem], now_s: float) -> None:
-        """Allocate the new tokens' slots and cache them, as the live tree does after the forward.
-
-        The engine calls this when the step ends; nothing else touches the pools in between.
-        """
+    def take_slots(self, items: list[PrefillItem]) -> None:
+        """Allocate the new tokens' slots; nothing else touches the pools while a step runs."""
         index = self._index
         for item in items:
-            state = item.state
-            hot = self._hot_part(state, item.extend_tokens)
-            cold = item.extend_tokens - hot
-            if not index.ensure_cold(cold):
+            item.hot_tokens = self._hot_part(item.state, item.extend_tokens)
+            cold_tokens = item.extend_tokens - item.hot_tokens
+            slots = (
+                index.allocator.alloc_cold(cold_tokens) if index.ensure_cold(cold_tokens) else None
+            )
+            if slots is None:
                 raise IntegrityError("admission promised COLD slots that are not there")
-            slots = index.allocator.alloc_cold(cold)
-            if slots is None or state.cursor is None or state.last_node is None:
-                raise IntegrityError("a request was prefilled before it was admitted")
-            if hot and state.reservation is not None:
-                index.directory.take(state.reservation, hot)
-            before = state.last_node
-            index.insert(state.cursor, state.fill, slots, now_s, state.reservation, hot)
-            self._move_lock(state, before)
-            if self._placement is not None and (
-                not item.truncated or state.cursor.depth >= state.request.prefix_tokens
-            ):
-                self._placement.finish(state)
+            item.cold_slots = slots
+            if item.hot_tokens and item.state.reservation is not None:
+                index.directory.take(item.state.reservation, item.hot_tokens)
+
+    def cache(self, item: PrefillItem, now_s: float) -> None:
+        """Put the new tokens into the prefix index and lock them."""
+        state, slots = item.state, item.cold_slots
+        if state.cursor is None or state.last_node is None or slots is None:
+            raise IntegrityError("a request was cached before it was prefilled")
+        before, hot = state.last_node, item.hot_tokens
+        self._index.insert(state.cursor, state.fill, slots, now_s, state.reservation, hot)
+        after = state.cursor.node
+        if after is not before:
+            self._index.lock(after, before)
+            state.last_node = after
+        self._index.refresh(after)
+        if self._placement is not None and (
+            not item.truncated or state.cursor.depth >= state.request.prefix_tokens
+        ):
+            self._placement.finish(state)
 
     def _hot_part(self, state: RequestState, extend_tokens: int) -> int:
         if state.reservation is None:
             return 0
         return max(0, min(extend_tokens, state.request.prefix_tokens - _depth(state)))
-
-    def _move_lock(self, state: RequestState, before: Node) -> None:
-        if state.cursor is None:
-            raise IntegrityError("a request lost its place")
-        after = state.cursor.node
-        if after is not before:
-            self._index.lock(after, before)
-            state.last_node = after
 
     # ------------------------------------------------------------------ decode
 
@@ -223,20 +225,27 @@ class Scheduler:
         """Decode steps of `rows` rows that free and evictable slots allow."""
         return (self._index.allocator.cold_free + self._index.evictable_tokens) // rows
 
-    def retract(self, release: Callable[[RequestState], None]) -> list[RequestState]:
+    def retract(
+        self,
+        release: Callable[[RequestState, int], None],
+        unseen: Callable[[RequestState], int],
+    ) -> list[RequestState]:
         """Send rows back until one decode step fits: shortest output first, then longest prompt.
 
-        `release` frees a row's slots and locks. The last row is never sent back. Returns the rows
-        in that order.
+        `release(row, kept)` frees a row's slots and locks and keeps its first `kept` output tokens;
+        `unseen(row)` is how many it has written that the scheduler has not seen: they are lost. The
+        last row is never sent back. Returns the rows in that order.
         """
-        rows = [s for s in self._batch.states if s.finish_ns is None]
-        rows.sort(key=lambda s: (self._written(s), -s.request.prompt_tokens), reverse=True)
+        seen = {s.join_key: self._written(s) - unseen(s) for s in self._batch.states}
+        rows = self._batch.states
+        rows.sort(key=lambda s: (seen[s.join_key], -s.request.prompt_tokens), reverse=True)
         chosen: list[RequestState] = []
         while len(rows) > 1 and (not chosen or self.slots_for_decode(len(rows)) < 1):
             state = rows.pop()
-            release(state)
+            release(state, seen[state.join_key])
+            self._index.ensure_cold(len(rows) * RETRACT_DECODE_STEPS)
             chosen.append(state)
-        written = sum(self._written(s) for s in rows)
+        written = sum(seen[s.join_key] for s in rows)
         wanted = sum(s.request.output_tokens for s in rows)
         self.ratio.restart(min(1.0, (written + RETRACT_DECODE_STEPS * len(rows)) / (wanted + 1)))
         self.is_full = False
@@ -295,3 +304,8 @@ def _depth(state: RequestState) -> int:
 
 def _expected_output(state: RequestState) -> int:
     return min(state.remaining_output, CLIP_OUTPUT_TOKENS)
+
+
+def _charged_output(state: RequestState) -> int:
+    """SGLang gates on what is left to write, but charges a retracted request's whole output."""
+    return min(state.request.output_tokens, CLIP_OUTPUT_TOKENS)

@@ -1,0 +1,1 @@
+"""One module per trace format, each with `read(reading)`: (time, request) in file order."""
