@@ -8,12 +8,12 @@ under `cascade_global`.
 """
 
 import math
-from itertools import chain
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from granikv.core.cell_grid import N_FUSED, N_SERIAL, CellGrid, bucket_of, bucket_start
 from granikv.core.cost_table import CostTable
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 
@@ -23,16 +23,8 @@ DispatchChoice = Literal["cost", "threshold", "paged", "cascade", "dense", "casc
 RowSplit = Literal["auto", "off", "always"]
 DISPATCH_CHOICES: tuple[str, ...] = get_args(DispatchChoice)
 
-# Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is max(sum
-# compute, sum memory): its minimiser over independent per-segment choices is found by weighting the
-# two sums, and nine weights bracket every crossover of three modes closely enough.
-_N_WEIGHTS = 9
-_WEIGHTS = np.linspace(0.0, 1.0, _N_WEIGHTS)
-# Segments and private tokens are looked up on geometric grids: 4 steps per octave is +-9 % in
-# length, far inside the cost model's own error, and lets one plan serve many decode steps.
-_STEPS_PER_OCTAVE = 4
-_LENGTH_CELLS = 20 * _STEPS_PER_OCTAVE
-_ROW_CELLS = 13 * _STEPS_PER_OCTAVE
+# With so few segments one of them weighs much, and the grid's weights alone may miss the best mix.
+_REFINED_SEGMENTS = 8
 # Few segments come back in the same shape again and again; many hardly ever, and hashing them costs
 # as much as planning them.
 _MEMO_SEGMENTS = 8
@@ -59,11 +51,11 @@ class Dispatcher:
         self._last_segments: tuple[Segment, ...] | None = None
         self._last_key = (-1, -1)
         self._last_plan = StepPlan(())
-        self._grid = _CellGrid(table)
+        self._grid = CellGrid(table)
 
     def plan(self, shape: StepShape) -> StepPlan:
         """The plan; of the private tokens only the bucket matters, see `private_tokens_limit`."""
-        key = (shape.rows, _bucket(shape.private_tokens))
+        key = (shape.rows, bucket_of(shape.private_tokens))
         if shape.segments is self._last_segments and key == self._last_key:
             return self._last_plan
         plan = (
@@ -83,7 +75,7 @@ class Dispatcher:
 
     def private_tokens_limit(self, private_tokens: int) -> int:
         """First count above `private_tokens` at which `plan` may answer differently."""
-        return _bucket_start(_bucket(private_tokens) + 1)
+        return bucket_start(bucket_of(private_tokens) + 1)
 
     def _plan(self, shape: StepShape) -> StepPlan:
         segments = shape.segments
@@ -133,34 +125,43 @@ class Dispatcher:
         grid, table = self._grid, self.table
         cells = grid.cells(shape.segments)
         sums: list[float] = grid.packed.take(cells, axis=0).sum(axis=0).tolist()
-        compute, memory = sums[:_N_WEIGHTS], sums[_N_WEIGHTS : 2 * _N_WEIGHTS]
-        paged_c, paged_m, serial_shared, serial_paged, n_cascade, n_dense = sums[2 * _N_WEIGHTS :]
         private_c, private_m = self._private_ns(shape)
-
+        paged_c, paged_m = sums[0], sums[1]
         best_ns = table.private_latency_ns + max(paged_c + private_c, paged_m + private_m)
         modes, launch = None, Launch.TWO_CALL
-        if n_cascade or n_dense:
-            serial_ns = serial_shared + serial_paged + max(private_c, private_m)
-            serial_ns += table.private_latency_ns + grid.at_rows(table.merge_ns, shape.rows)
+
+        after_ns = max(private_c, private_m) + table.private_latency_ns
+        after_ns += grid.at_rows(table.merge_ns, shape.rows)
+        for choice in range(N_SERIAL):
+            pass_ns, n_cascade, n_dense = sums[2 + 3 * choice : 5 + 3 * choice]
+            if not n_cascade and not n_dense:
+                continue
+            serial_ns = pass_ns + after_ns
             serial_ns += grid.pass_latency_ns[1] if n_cascade else 0.0
             serial_ns += grid.pass_latency_ns[2] if n_dense else 0.0
             if serial_ns < best_ns:
-                best_ns, modes = serial_ns, grid.serial_mode.take(cells)
+                best_ns, modes = serial_ns, grid.serial_modes[choice].take(cells)
+
         if table.fused_latency_ns is not None:
+            first = 2 + 3 * N_SERIAL
+            compute, memory = sums[first : first + N_FUSED], sums[first + N_FUSED :]
             fused_ns = [
                 max(c + private_c, m + private_m) for c, m in zip(compute, memory, strict=True)
             ]
-            weight = min(range(_N_WEIGHTS), key=fused_ns.__getitem__)
-            if table.fused_latency_ns + fused_ns[weight] < best_ns:
-                modes, launch = grid.weighted_mode[weight].take(cells), Launch.FUSED
+            chosen = min(range(N_FUSED), key=fused_ns.__getitem__)
+            fused_modes, refined_ns = grid.fused_modes[chosen].take(cells), fused_ns[chosen]
+            if len(cells) <= _REFINED_SEGMENTS:
+                fused_modes, refined_ns = grid.refine(cells, fused_modes, private_c, private_m)
+            if table.fused_latency_ns + refined_ns < best_ns:
+                modes, launch = fused_modes, Launch.FUSED
         if modes is None or not modes.any():
             return StepPlan((Mode.PAGED,) * len(shape.segments))
         return StepPlan(tuple(map(_MODES.__getitem__, modes.tolist())), launch)
 
     def _private_ns(self, shape: StepShape) -> tuple[float, float]:
         """Compute and memory time of the private pass, at the middle of its tokens' bucket."""
-        bucket = _bucket(shape.private_tokens)
-        tokens = math.sqrt(_bucket_start(bucket) * _bucket_start(bucket + 1))
+        bucket = bucket_of(shape.private_tokens)
+        tokens = math.sqrt(bucket_start(bucket) * bucket_start(bucket + 1))
         memory_rate = self._grid.at_rows(self.table.private_memory_ns_per_token, shape.rows)
         return tokens * self.table.private_compute_ns_per_token, tokens * memory_rate
 
@@ -209,93 +210,3 @@ class Dispatcher:
 
 
 _MODES = (Mode.PAGED, Mode.CASCADE, Mode.DENSE)
-
-
-def _bucket(tokens: int) -> int:
-    """Geometric bucket, 4 per octave; 0 for up to one token."""
-    return int(math.log2(tokens) * _STEPS_PER_OCTAVE + 1e-9) if tokens > 1 else 0
-
-
-def _bucket_start(bucket: int) -> int:
-    """Smallest token count in a bucket: the inverse of `_bucket`."""
-    start = math.ceil(2 ** (bucket / _STEPS_PER_OCTAVE) - 1e-6)
-    while _bucket(start) < bucket:
-        start += 1
-    while start > 1 and _bucket(start - 1) >= bucket:
-        start -= 1
-    return max(1, start)
-
-
-class _CellGrid:
-    """The cost table resampled on geometric (length, rows) cells, with the best mode of each.
-
-    Cells come twice: the second half is for COLD segments, whose only mode is paged.
-    """
-
-    def __init__(self, table: CostTable) -> None:
-        self._table = table
-        self.pass_latency_ns: list[float] = table.pass_latency_ns.tolist()
-        self.has_collectives = bool(table.collective_ns.max() > 0)
-        lengths = 2.0 ** ((np.arange(_LENGTH_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
-        rows = 2.0 ** ((np.arange(_ROW_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
-        hot = [self._resample(part, lengths, rows) for part in (table.compute_ns, table.memory_ns)]
-        cold = [np.broadcast_to(part[:1], part.shape) for part in hot]
-        self.compute, self.memory = (
-            np.concatenate(pair, axis=1) for pair in zip(hot, cold, strict=True)
-        )
-        self._choose()
-
-    def _resample(
-        self, part: NDArray[np.float64], lengths: NDArray[np.float64], rows: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
-        """Bilinear from `[3, L, R]` to `[3, cells]`; in proportion beyond the last length."""
-        table = self._table
-        out = np.empty((3, len(lengths), len(rows)))
-        beyond = np.maximum(1.0, lengths / float(table.lengths[-1]))
-        for mode in range(3):
-            by_rows = np.stack([np.interp(rows, table.rows, line) for line in part[mode]])
-            for column in range(len(rows)):
-                sampled = np.interp(lengths, table.lengths, by_rows[:, column])
-                out[mode, :, column] = sampled * beyond
-        return out.reshape(3, -1)
-
-    def _choose(self) -> None:
-        count = self.compute.shape[1]
-        hot_cells = count // 2
-        modes = np.arange(3)[:, None]
-        allowed = (modes == 0) | (np.arange(count)[None, :] < hot_cells)
-        alone = np.where(allowed, np.maximum(self.compute, self.memory), np.inf)
-        self.serial_mode = alone.argmin(axis=0)
-        serial_ns = alone.min(axis=0)
-        weights = _WEIGHTS[:, None, None]
-        scores = weights * self.compute + (1 - weights) * self.memory
-        # [weights, cells]
-        self.weighted_mode = np.where(allowed[None], scores, np.inf).argmin(axis=1)
-        cells = np.arange(count)
-        # One gather and one sum over a step's segments give every term that `_cheapest` compares.
-        self.packed = np.column_stack(
-            [
-                *(self.compute[chosen, cells] for chosen in self.weighted_mode),
-                *(self.memory[chosen, cells] for chosen in self.weighted_mode),
-                self.compute[0],
-                self.memory[0],
-                np.where(self.serial_mode != 0, serial_ns, 0.0),
-                np.where(self.serial_mode == 0, serial_ns, 0.0),
-                self.serial_mode == 1,
-                self.serial_mode == 2,
-            ]
-        )
-
-    def cells(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
-        """Index of the cell that holds each segment's (length, rows)."""
-        count = len(segments)
-        fields = np.fromiter(chain.from_iterable(segments), np.float64, 3 * count).reshape(count, 3)
-        buckets = (np.log2(fields[:, 1:]) * _STEPS_PER_OCTAVE + 1e-9).astype(np.intp)
-        cells = np.minimum(buckets[:, 0], _LENGTH_CELLS - 1) * _ROW_CELLS
-        cells += np.minimum(buckets[:, 1], _ROW_CELLS - 1)
-        cells[fields[:, 0] == 0] += _LENGTH_CELLS * _ROW_CELLS
-        return cells
-
-    def at_rows(self, values: NDArray[np.float64], rows: int) -> float:
-        """A per-rows quantity at `rows`, linear between grid points."""
-        return float(np.interp(rows, self._table.rows, values))
