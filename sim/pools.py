@@ -13,7 +13,8 @@ from granikv.core.step import StepShape
 from granikv.sim.config import ServerConfig
 from granikv.sim.decode_batch import DecodeBatch
 from granikv.sim.placement import HotPlacement
-from granikv.sim.prefix_index import Node, PrefixIndex
+from granikv.sim.prefix_index import PrefixIndex
+from granikv.sim.radix_node import Node
 from granikv.sim.requests import RequestState
 
 
