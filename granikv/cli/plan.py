@@ -103,8 +103,22 @@ def _show(
         results().print(plan_table(findings, verdict))
     if verdict is not None:
         say(*verdict.sentences)
-        write_page(findings, verdict, out / "plan.html", facts)
+        needed = _needed(findings)
+        say(*(f"{name}: {text}." for name, text in needed.items()))
+        write_page(findings, verdict, out / "plan.html", facts | needed)
     say(provenance_line(findings), f"Written: {_written(out)}")
+
+
+def _needed(findings: "Findings") -> dict[str, str]:
+    """The numbers of replicas that were searched for, as a line; empty when there was no search."""
+    from granikv.planner.search import MAX_REPLICAS
+
+    names = {"granikv": "with a HOT pool", "sglang": "with the stock engine"}
+    parts = [
+        f"{f'more than {MAX_REPLICAS}' if count is None else count} {names[system]}"
+        for system, count in findings.needed_replicas.items()
+    ]
+    return {"Replicas needed": ", ".join(parts)} if parts else {}
 
 
 def _kept(out: Path) -> str:

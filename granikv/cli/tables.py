@@ -20,7 +20,8 @@ def plan_table(findings: "Findings", verdict: "Verdict | None") -> Table:
     from granikv.planner.page import comparison
 
     headers, rows = comparison(findings, verdict)
-    table = _table("", [header.replace(", ", "\n") for header in headers])
+    title = f"Nominal cost model, replicas: {findings.replicas}"
+    table = _table(title, [header.replace(", ", "\n") for header in headers])
     recommended = None if verdict is None else f"{verdict.fraction:g}" if verdict.helps else "stock"
     for name, cells in rows.items():
         is_best = name == recommended

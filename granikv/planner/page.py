@@ -24,10 +24,10 @@ _COLORS = {
     "COLD": "#bfdbfe",
     "rows": "#111827",
 }
+# The two often coincide; dots over dashes show both.
+_DASHES = {"stock": {"dash": "dash"}, "cascade": {"dash": "dot"}}
 _BAND, _FLAT = "rgba(37, 99, 235, 0.15)", "rgba(16, 185, 129, 0.12)"
-_LOG_TICKS = [digit * 10.0**power for power in range(-4, 7) for digit in (1, 2, 5)]
-_CONFIG = {"displayModeBar": False, "responsive": True}
-_LOG_TICKS = [digit * 10.0**power for power in range(-4, 7) for digit in (1, 2, 5)]
+_LOG_TICKS = [digit * 10.0**power for power in range(-4, 7) for digit in (1, 3)]
 _CONFIG = {"displayModeBar": False, "responsive": True}
 _TERMS = {
     "host": ("host", "#9ca3af"),
@@ -47,7 +47,6 @@ _NOT_MODELLED = (
     "waves and tails of kernels, clocks and power limits; tokenisation, the network and sampling "
     "beyond a fixed host time per step; other users of the GPU, failures and restarts"
 )
-
 
 Table = tuple[tuple[str, ...], dict[str, tuple[str, ...]]]
 
@@ -200,8 +199,8 @@ def _gain(verdict: Verdict) -> go.Figure:
     _line(figure, "", fractions, low, fill="tonexty", fillcolor=_BAND, **edge)
     text = {"customdata": [gain.text for gain in gains], "hovertemplate": "%{customdata}"}
     _line(figure, "GraniKV", fractions, [gain.mean for gain in gains], **text)
-    for name, level in (("cascade", _cascade_gain(verdict)), ("stock", 1.0)):
-        _line(figure, name, fractions, [level] * len(fractions), line={"dash": "dash"})
+    for name, level in (("stock", 1.0), ("cascade", _cascade_gain(verdict))):
+        _line(figure, name, fractions, [level] * len(fractions), line=_DASHES[name])
     if verdict.flat[0] < verdict.flat[1]:
         figure.add_vrect(*verdict.flat, fillcolor=_FLAT, line_width=0, layer="below")
     best = verdict.best
@@ -224,9 +223,9 @@ def _speed(runs: dict[str, CellResult], verdict: Verdict) -> dict[str, go.Figure
     for title, (unit, value) in panels.items():
         figure = figures[title] = _figure("HOT pool fraction", unit)
         _line(figure, "GraniKV", fractions, [value(point.nominal) for point in verdict.points])
-        for name in ("cascade", "stock"):
+        for name in ("stock", "cascade"):
             level = [value(runs[name])] * len(fractions)
-            _line(figure, name, fractions, level, line={"dash": "dash"})
+            _line(figure, name, fractions, level, line=_DASHES[name])
         figure.update_yaxes(rangemode="tozero", hoverformat=",.4~g")
     return figures
 
@@ -271,8 +270,8 @@ def _distributions(runs: dict[str, CellResult]) -> dict[str, go.Figure]:
         figure = figures[title] = _figure(unit, "% of requests")
         for name, run in runs.items():
             values = [value * scale for value in run.cdf[key]]
-            dash = {"dash": "dash" if name == "cascade" else "solid"}
-            _line(figure, name, values, list(range(len(values))), mode="lines", line=dash)
+            line = {"dash": "dot"} if name == "cascade" else {}
+            _line(figure, name, values, list(range(len(values))), mode="lines", line=line)
         figure.update_xaxes(
             type="log", tickvals=_LOG_TICKS, ticktext=[f"{t:g}" for t in _LOG_TICKS]
         )
@@ -301,12 +300,11 @@ def _gpu_time(runs: dict[str, CellResult]) -> go.Figure:
 
 def _cards(verdict: Verdict) -> str:
     low, high = verdict.flat
+    who = "" if verdict.helps else "best tried, "
     cards = {
-        "HOT pool fraction": f"{verdict.fraction:g}"
-        if verdict.helps
-        else "none: keep the stock engine",
-        "over the stock engine": verdict.gain.text,
-        "over batch-global cascade": verdict.over_cascade.text,
+        "HOT pool fraction": f"{verdict.fraction:g}" if verdict.helps else "none",
+        f"{who}over the stock engine": verdict.gain.text,
+        f"{who}over batch-global cascade": verdict.over_cascade.text,
     }
     if verdict.over_reference is not None:
         cards[f"over fraction {REFERENCE_FRACTION:g}"] = verdict.over_reference.text
