@@ -60,7 +60,9 @@ class DecodeLine:
         return np.cumsum(np.floor(fixed + attention).astype(np.int64))
 
     def ends_ns(self, private_tokens: int, rows: int, k: int) -> Sequence[int]:
-        """`cumulative` in the form that is quickest to make: a list for a few steps, an array for many."""
+        """`cumulative` in the form that is quickest to make: a list for a few steps, an array for
+        many.
+        """
         if k > _LIST_STEPS:
             return self.cumulative(private_tokens, rows, k)  # type: ignore[return-value]
         last = private_tokens + rows * k

@@ -164,6 +164,8 @@ class Engine:
                 yield from self._prefill(items, copied)
             elif len(batch):
                 yield from self._decode(copied)
+            elif moved:
+                yield self._wait(self._cost.copy_ns(moved))
             elif scheduler.waiting:
                 # Nothing runs and the first request still does not fit: it never will.
                 self._end(scheduler.waiting.popleft(), Status.REFUSED)

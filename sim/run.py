@@ -116,7 +116,7 @@ def simulate(
     def on_end(state: RequestState) -> None:
         ended[state.status] += 1
         sink.request(*request_row(state))
-        arrivals.on_end(state.request.request_id)
+        arrivals.on_end(state.request)
         if on_progress is not None:
             count = ended[Status.FINISHED] + ended[Status.REFUSED]
             if count % 256 == 0:

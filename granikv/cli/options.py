@@ -104,6 +104,14 @@ class ServerGroup:
             help="Kernel choice: cost, threshold, paged, cascade or dense.", rich_help_panel=_SERVER
         ),
     ] = "cost"
+    row_split: Annotated[
+        str,
+        typer.Option(
+            help="Tensor-parallel steps as a burst and a follow-on: auto (when predicted to be"
+            " faster), off or always (to see what it costs).",
+            rich_help_panel=_SERVER,
+        ),
+    ] = "auto"
     repartition: Annotated[
         str, typer.Option(help="Policy that moves the HOT/COLD boundary.", rich_help_panel=_SERVER)
     ] = "static"
@@ -149,6 +157,7 @@ class ServerGroup:
             schedule_policy=self.schedule_policy,
             admission=self.admission,
             dispatch=self.dispatch,
+            row_split=self.row_split,
             repartition=self.repartition,
             **settings,
         )

@@ -90,6 +90,7 @@ def _task(
         server=built.server,
         router=built.router,
         slo=slo.slo(),
+        size_source=built.capacity,
     )
 
 

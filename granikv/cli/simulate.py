@@ -141,4 +141,5 @@ def _extras(outcome: "RunOutcome") -> dict[str, Any]:
         "fragmentation": outcome.fragmentation,
         "term_share": outcome.term_share,
         "split_steps": sum(totals.split_steps for totals in outcome.totals),
+        "split_saved_share": outcome.split_saved_share,
     }

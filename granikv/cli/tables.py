@@ -97,9 +97,11 @@ def _time_rows(summary: "Summary", outcome: "RunOutcome", tp: int) -> Iterable[t
     yield "prefill steps", f"{summary.prefill_steps:,}"
     yield "decode steps", f"{summary.decode_steps:,}{_by_reason(summary.decode_steps_by_mode)}"
     if tp > 1:
+        splits = sum(t.split_steps for t in outcome.totals)
+        saved = outcome.split_saved_share
         yield (
             "steps split into a burst and a follow-on",
-            f"{sum(t.split_steps for t in outcome.totals):,}",
+            f"{splits:,}, which saved {saved:.2%} of the busy time" if splits else "0",
         )
 
 
