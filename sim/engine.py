@@ -166,6 +166,9 @@ class Engine:
                 yield from self._decode(copied)
             elif moved:
                 yield self._wait(self._cost.copy_ns(moved))
+            elif (stuck := scheduler.drop_chunked()) is not None:
+                # Nothing runs and COLD has no slot for the next chunk.
+                self._end(stuck, Status.ABORTED)
             elif scheduler.waiting:
                 # Nothing runs and the first request still does not fit: it never will.
                 self._end(scheduler.waiting.popleft(), Status.REFUSED)

@@ -1,4 +1,6 @@
-"""What the simulator's tests share: cost models, small servers, random workloads and one call to run them."""
+"""What the simulator's tests share: cost models, small servers, random workloads and one call to
+run them.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +38,9 @@ def real_cost(tp: int = 1) -> StepCost:
 
 
 class ConstantCost(StepCost):
-    """Every decode step takes `STEP_NS`, an extend step `EXTEND_NS` plus `EXTEND_NS_PER_TOKEN` a token."""
+    """Every decode step takes `STEP_NS`, an extend step `EXTEND_NS` plus `EXTEND_NS_PER_TOKEN` a
+    token.
+    """
 
     def decode(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
         return DecodeLine(0.0, 0.0, 0.0, ((float(STEP_NS), 0.0),))
@@ -118,7 +122,7 @@ class Bench:
 
     def _on_end(self, state: RequestState) -> None:
         self.ended.append(state)
-        self.arrivals.on_end(state.request.request_id)
+        self.arrivals.on_end(state.request)
 
     def run(self, until_s: float | None = None) -> "Bench":
         """Go on to `until_s`, or to the end."""
@@ -165,10 +169,9 @@ def workloads(draw: st.DrawFn) -> list[Request]:
     requests: list[Request] = []
     for request_id in range(count):
         clock_s += draw(st.sampled_from(_GAPS_S))
-        is_turn = request_id > 0 and draw(st.integers(0, 3)) == 0
-        if is_turn:
-            past = requests[draw(st.integers(0, request_id - 1))]
-            requests.append(draw(_turns(request_id, past)))
+        talks = [past for past in requests if past.session is not None]
+        if talks and draw(st.integers(0, 3)) == 0:
+            requests.append(draw(_turns(request_id, draw(st.sampled_from(talks)))))
         else:
             requests.append(draw(_openers(request_id, clock_s)))
     return requests
@@ -185,7 +188,7 @@ def _turns(draw: st.DrawFn, request_id: int, past: Request) -> Request:
         0.0,
         tuple(runs),
         draw(_OUTPUTS),
-        session=past.session or f"s{past.request_id}",
+        session=past.session,
         after=past.request_id,
         think_s=draw(st.sampled_from([0.0, 1e-6, 0.005, 0.05])),
         output_segment=draw(st.sampled_from([None, 500 + request_id])),
@@ -210,6 +213,7 @@ def _openers(draw: st.DrawFn, request_id: int, arrival_s: float) -> Request:
         arrival_s,
         prompt(*heads, *tail),
         draw(_OUTPUTS),
+        session=draw(st.sampled_from([None, f"s{request_id}"])),
         output_segment=draw(st.sampled_from([None, 500 + request_id])),
         prefix_tokens=draw(st.sampled_from([0, sum(length for _, length in heads)])),
     )

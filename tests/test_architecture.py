@@ -62,7 +62,7 @@ class _Log:
     handles: dict[int, tuple[int, object]] = field(default_factory=dict)
 
     def freeze(self, value: Any) -> Any:
-        """A copy that later changes do not reach; objects with a life of their own by their call."""
+        """A copy that later changes do not reach; what a call made stands for that call."""
         if isinstance(value, Reservation | Migration) and id(value) in self.handles:
             return _Made(self.handles[id(value)][0])
         if isinstance(value, tuple | list):
@@ -72,7 +72,7 @@ class _Log:
 
 
 def _recorded(cls: type, target: str, log: _Log) -> type:
-    """A subclass that writes down calls from outside: what core objects ask each other is theirs."""
+    """A subclass that writes down calls from outside, not what core objects ask each other."""
 
     def wrap(method: str, inner: Callable[..., Any]) -> Callable[..., Any]:
         def call(self: object, *arguments: Any) -> Any:

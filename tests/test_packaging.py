@@ -86,7 +86,9 @@ def test_the_wheel_names_the_command_and_its_licence(built: Path) -> None:
     info = f"granikv-{granikv.__version__}.dist-info"
     (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert "granikv = granikv.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
+        assert (
+            "granikv = granikv.cli.main:main" in archive.read(f"{info}/entry_points.txt").decode()
+        )
         metadata = archive.read(f"{info}/METADATA").decode()
     assert "License-Expression: Apache-2.0" in metadata
     assert f"Version: {granikv.__version__}" in metadata

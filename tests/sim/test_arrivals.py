@@ -11,6 +11,10 @@ from granikv.sim.router import ROUTERS, make_router
 from granikv.traces.request import Request
 
 
+def _opener(prompt_tokens: int = 10) -> Request:
+    return replace(lone(0, 0.0, prompt_tokens, 5), session="s")
+
+
 def _turn(id_: int, after: int, think_s: float = 0.0, tokens: int = 10) -> Request:
     return replace(lone(id_, 0.0, tokens, 3), session="s", after=after, think_s=think_s)
 
@@ -20,7 +24,7 @@ def _ns(values: object) -> list[int]:
 
 
 def test_a_turn_comes_its_think_time_after_the_answer() -> None:
-    result = run([lone(0, 0.0, 10, 5), _turn(1, 0, 2e-3), _turn(2, 1, 3e-3)], tiny())
+    result = run([_opener(), _turn(1, 0, 2e-3), _turn(2, 1, 3e-3)], tiny())
     arrival, finish = _ns(result.requests["arrival_s"]), _ns(result.requests["finish_s"])
     assert arrival[1] == finish[0] + 2_000_000
     assert arrival[2] == finish[1] + 3_000_000
@@ -28,19 +32,35 @@ def test_a_turn_comes_its_think_time_after_the_answer() -> None:
 
 
 def test_several_turns_may_wait_for_one_answer() -> None:
-    result = run([lone(0, 0.0, 10, 5), _turn(1, 0), _turn(2, 0, 1e-6)], tiny())
+    result = run([_opener(), _turn(1, 0), _turn(2, 0, 1e-6)], tiny())
     finish = _ns(result.requests["finish_s"])[0]
     assert _ns(result.requests["arrival_s"])[1:] == [finish, finish + 1000]
 
 
+@pytest.mark.parametrize(("think_s", "arrival_s"), [(1.0, 100.0), (150.0, 150.000015)])
+def test_a_turn_that_is_read_late_has_been_thinking_all_the_time(
+    think_s: float, arrival_s: float
+) -> None:
+    """Request 1 stands before the turn in the trace, so the turn is read at 100 s; its answer came
+    at 15 us.
+    """
+    result = run([_opener(), lone(1, 100.0, 10, 5), _turn(2, 0, think_s)], tiny())
+    assert _ns(result.requests["arrival_s"])[2] == round(arrival_s * 1e9)
+
+
+def test_a_turn_must_follow_a_request_in_front_of_it() -> None:
+    with pytest.raises(TraceFormatError, match="Request 1 waits for request 7, which is not"):
+        run([_opener(), _turn(1, 7)], tiny())
+
+
 def test_a_refused_request_does_not_hold_up_its_session() -> None:
-    result = run([lone(0, 0.0, 5000, 5), _turn(1, 0, 1e-3)], tiny())
+    result = run([_opener(5000), _turn(1, 0, 1e-3)], tiny())
     assert result.requests["status"].to_list() == ["refused", "finished"]
     assert _ns(result.requests["arrival_s"])[1] == 1_000_000
 
 
 def test_arrivals_may_not_go_backwards() -> None:
-    with pytest.raises(TraceFormatError, match="Request 1 arrives at 0.5 s.*sort the trace"):
+    with pytest.raises(TraceFormatError, match=r"Request 1 arrives at 0\.5 s.*sort the trace"):
         run([lone(0, 1.0, 10, 5), lone(1, 0.5, 10, 5)], tiny())
 
 
@@ -94,7 +114,9 @@ def test_prefix_affinity_stays_until_a_replica_is_far_behind() -> None:
 
 
 def test_an_unknown_router_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="'round_robbin' does not exist; did you mean 'round_robin'"):
+    with pytest.raises(
+        ConfigError, match="'round_robbin' does not exist; did you mean 'round_robin'"
+    ):
         make_router("round_robbin")
     with pytest.raises(ConfigError, match="choose one of round_robin, least_loaded"):
         make_router("xyz")

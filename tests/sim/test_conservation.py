@@ -112,9 +112,7 @@ def test_every_finished_request_got_its_tokens(
 
 @settings(max_examples=60)
 @given(workloads(), servers(), st.integers(1, 2))
-def test_steps_do_not_overlap(
-    requests: list[Request], config: ServerConfig, replicas: int
-) -> None:
+def test_steps_do_not_overlap(requests: list[Request], config: ServerConfig, replicas: int) -> None:
     steps = run(requests, config, real_cost(), replicas=replicas).steps
     for replica in range(replicas):
         own = steps.filter(pl.col("replica") == replica).sort("iter")
@@ -126,7 +124,9 @@ def test_steps_do_not_overlap(
 
 
 def test_a_finished_session_caches_its_answer() -> None:
-    """A follow-up that repeats prompt and answer reads both from the cache (the last token has no KV)."""
+    """A follow-up that repeats prompt and answer reads both from the cache (the last token has no
+    KV).
+    """
     first = Request(0, 0.0, prompt((1, 100)), 20, session="a", output_segment=7)
     second = Request(
         1, 0.0, prompt((1, 100), (7, 20), (2, 30)), 5, session="a", after=0, think_s=1e-3

@@ -31,7 +31,9 @@ def _hot(**changes: object) -> ServerConfig:
     return tiny(**{**settings, **changes})
 
 
-def _ask(id_: int, at_s: float, *runs: tuple[int, int], output: int = 500, hint: int = 0) -> Request:
+def _ask(
+    id_: int, at_s: float, *runs: tuple[int, int], output: int = 500, hint: int = 0
+) -> Request:
     return Request(id_, at_s, prompt(*runs, (100 + id_, 20)), output, prefix_tokens=hint)
 
 
@@ -109,9 +111,7 @@ def test_a_split_leaves_two_slabs_in_a_row() -> None:
 def test_nested_prefixes_are_nested_segments() -> None:
     """A system prompt for all, tools for two each, a tenant below one of the tools."""
     paths = [((1, 300), (2, 200)), ((1, 300), (3, 250)), ((1, 300), (2, 200), (4, 100))]
-    requests = [
-        _ask(i, 200e-6 * i, *path, output=5000) for i, path in enumerate([*paths, *paths])
-    ]
+    requests = [_ask(i, 200e-6 * i, *path, output=5000) for i, path in enumerate([*paths, *paths])]
     bench = Bench(requests, _hot(size_tokens=80_000)).run(2000e-6)
     found = {(segment.length, segment.rows) for segment in _hot_segments(bench)}
     assert found == {(300, 6), (200, 4), (250, 2), (100, 2)}

@@ -1,12 +1,13 @@
 """PrefixIndex against a plain model: a dictionary of token tuples."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from prefix_model import PrefixModel, Tokens, tokens_of
 from sim_support import prompt
 
 from granikv.core.admission import PrefixView, make_admission
@@ -17,125 +18,6 @@ from granikv.core.groups import RowGroups
 from granikv.sim.prefix_index import PrefixIndex
 from granikv.sim.radix_node import Cursor, Node
 from granikv.traces.request import Run
-
-Tokens = tuple[tuple[int, int], ...]
-
-
-def _tokens(runs: tuple[Run, ...]) -> Tokens:
-    """A prompt token by token: two tokens are equal when stream and place in it are."""
-    return tuple((segment, place) for segment, length in runs for place in range(length))
-
-
-@dataclass
-class _Entry:
-    """A node of the model: the tokens between its parent's end and its own."""
-
-    slots: list[int]
-    is_hot: bool = False
-    locks: int = 0
-    used: int = 0
-
-    @property
-    def length(self) -> int:
-        return len(self.slots)
-
-
-@dataclass
-class _Model:
-    """Cached prefixes by their last token's path; nothing is linked, everything is searched."""
-
-    nodes: dict[Tokens, _Entry] = field(default_factory=dict)
-    clock: int = 0
-
-    def path(self, tokens: Tokens) -> list[Tokens]:
-        """Ends of the nodes along `tokens`, which is an end itself."""
-        return sorted((end for end in self.nodes if tokens[: len(end)] == end), key=len)
-
-    def cached(self, tokens: Tokens) -> int:
-        """Leading tokens that are cached."""
-        best = 0
-        for end in self.nodes:
-            common = next(
-                (i for i, (a, b) in enumerate(zip(end, tokens, strict=False)) if a != b),
-                min(len(end), len(tokens)),
-            )
-            best = max(best, common)
-        return best
-
-    def cut(self, tokens: Tokens, depth: int) -> None:
-        """Make `tokens[:depth]` the end of a node; both parts have just been looked at."""
-        at = tokens[:depth]
-        if not depth or at in self.nodes:
-            return
-        below = next(
-            end
-            for end in sorted(self.nodes, key=len)
-            if end[:depth] == at and len(end) - self.nodes[end].length < depth < len(end)
-        )
-        whole = self.nodes[below]
-        left = whole.length - (len(below) - depth)
-        whole.used = self.clock
-        self.nodes[at] = _Entry(whole.slots[:left], whole.is_hot, whole.locks, self.clock)
-        whole.slots = whole.slots[left:]
-
-    def match(self, tokens: Tokens) -> list[Tokens]:
-        self.clock += 1
-        depth = self.cached(tokens)
-        self.cut(tokens, depth)
-        path = self.path(tokens[:depth])
-        for end in path:
-            self.nodes[end].used = self.clock
-        return path
-
-    def refresh(self, tokens: Tokens) -> None:
-        self.clock += 1
-        for end in self.path(tokens):
-            self.nodes[end].used = self.clock
-
-    def insert(self, tokens: Tokens, start: int, slots: list[int], is_hot: bool) -> list[int]:
-        """Cache `tokens[start : start + len(slots)]`; returns the COLD slots that go back."""
-        end = start + len(slots)
-        known = min(self.cached(tokens[:end]), end)
-        freed: list[int] = []
-        if known > start:
-            self.cut(tokens, known)
-        for at in self.path(tokens[:known]):
-            if len(at) <= start:
-                continue
-            entry = self.nodes[at]
-            ours = slots[len(at) - entry.length - start : len(at) - start]
-            if not is_hot:
-                freed += ours
-            elif not entry.is_hot:
-                freed += entry.slots
-                entry.slots, entry.is_hot = ours, True
-        if known < end:
-            self.clock += 1
-            self.nodes[tokens[:end]] = _Entry(slots[known - start :], is_hot, 0, self.clock)
-        return freed
-
-    def lock(self, tokens: Tokens, by: int) -> None:
-        for end in self.path(tokens):
-            self.nodes[end].locks += by
-
-    def children(self, parent: Tokens) -> list[Tokens]:
-        return [
-            end
-            for end, entry in self.nodes.items()
-            if len(end) - entry.length == len(parent) and end[: len(parent)] == parent and end
-        ]
-
-    def next_victim(self) -> Tokens | None:
-        """The COLD leaf that nobody holds and that was used longest ago."""
-        leaves = [
-            end
-            for end, entry in self.nodes.items()
-            if not entry.locks and not entry.is_hot and not self.children(end)
-        ]
-        return min(leaves, key=lambda end: self.nodes[end].used, default=None)
-
-    def evictable(self) -> int:
-        return sum(e.length for e in self.nodes.values() if not e.locks and not e.is_hot)
 
 
 @dataclass
@@ -150,16 +32,18 @@ class _Holder:
 
     @property
     def tokens(self) -> Tokens:
-        return _tokens(self.runs)
+        return tokens_of(self.runs)
 
 
-_RUNS = st.lists(
-    st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=3
-).map(lambda runs: prompt(*runs))
+_RUNS = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=3).map(
+    lambda runs: prompt(*runs)
+)
 
 
 class PrefixIndexMachine(RuleBasedStateMachine):
-    """Requests come, prefill in parts, leave their answer and go, between evictions and moves to HOT."""
+    """Requests come, prefill in parts, leave their answer and go, between evictions and moves to
+    HOT.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,13 +51,13 @@ class PrefixIndexMachine(RuleBasedStateMachine):
         self.directory = SlabDirectory(self.allocator, make_admission("paper"))
         self.groups = RowGroups()
         self.index = PrefixIndex(self.allocator, self.directory, self.groups)
-        self.model = _Model()
+        self.model = PrefixModel()
         self.holders: list[_Holder] = []
         self.free_cold = 60
 
     @rule(runs=_RUNS, limit=st.integers(0, 30))
     def match(self, runs: tuple[Run, ...], limit: int) -> None:
-        tokens = _tokens(runs)[:limit]
+        tokens = tokens_of(runs)[:limit]
         cursor, path = self.index.match(runs, limit)
         expected = self.model.match(tokens)
         assert cursor.depth == (len(expected[-1]) if expected else 0)
@@ -204,7 +88,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
 
     def _begin(self, runs: tuple[Run, ...], hot_tokens: int) -> _Holder:
         """A request is admitted; below HOT or the root its next tokens may get a slab."""
-        tokens = _tokens(runs)
+        tokens = tokens_of(runs)
         cursor, path = self.index.match(runs, len(tokens) - 1)
         expected = self.model.match(tokens[:-1])
         held = expected[-1] if expected else ()
@@ -279,7 +163,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
     @rule(runs=_RUNS)
     def promote(self, runs: tuple[Run, ...]) -> None:
         """The COLD part of a cached path moves into one slab, as placement does it."""
-        tokens = _tokens(runs)
+        tokens = tokens_of(runs)
         _, path = self.index.match(runs, len(tokens))
         ends = self.model.match(tokens)
         chain = [(node, end) for node, end in zip(path, ends, strict=True) if not node.is_hot]

@@ -73,7 +73,8 @@ _THREE = [lone(0, 0.0, 10, 3), lone(1, 5_000e-9, 20, 2), lone(2, 12_500e-9, 30, 
 def test_three_requests_by_hand() -> None:
     """Extend steps take 11, 12 and 13 us, a decode step 1 us.
 
-    At 11 us request 1 is in the queue and is prefilled before request 0 decodes, at 23 us request 2.
+    At 11 us request 1 is in the queue and is prefilled before request 0 decodes, at 23 us request
+    2.
     """
     result = run(_THREE, tiny())
     assert _times_ns(result, "first_token_s") == [11_000, 23_000, 36_000]
