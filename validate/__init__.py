@@ -1,1 +1,1 @@
-"""Simulated against live runs. Nothing is here yet: see the roadmap in the README."""
+"""Simulated against live runs: so far the live engine's step times, the rest is on the roadmap."""

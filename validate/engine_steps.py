@@ -1,0 +1,182 @@
+"""Step times of a live SGLang engine: `python -m granikv.validate.engine_steps MODEL --out FILE`.
+
+MODEL is a model folder; weights may be missing (`load_format="dummy"`): speeds are real, texts are
+noise. Runs on the GPU host and needs `sglang` alone. Each line is a measured row (the columns of
+`granikv.cost_models.rows`) of op `step`:
+
+| backend | what one time is |
+| --- | --- |
+| `sglang_fa3_decode` | mean decode step of a full batch: the time of 144 output tokens less that of 16, over 128. Prompts are cached before, so both hold the same prefill |
+| `sglang_fa3_extend` | one request of `m` new tokens over cached ones, one output token: the engine's whole answer time, so an upper bound of the step |
+
+`private_tokens` is summed over rows at the middle of the decode; segments have base 0, since a stock
+engine's prefixes lie in scattered slots.
+"""  # noqa: E501
+
+import argparse
+import json
+import random
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+_SHORT, _LONG = 16, 144
+_REPEATS = 3
+_VOCABULARY = (10, 100_000)  # token ids that every model here has
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`rows` prompts of `own_tokens` behind one common prefix of `shared_tokens`."""
+
+    rows: int
+    own_tokens: int
+    shared_tokens: int = 0
+
+
+# The most valuable first: a run may be cut short.
+DECODE = (
+    Batch(1, 512), Batch(8, 512), Batch(32, 512), Batch(128, 512), Batch(256, 512),
+    Batch(32, 256, 8192), Batch(128, 256, 8192), Batch(256, 256, 8192), Batch(128, 256, 16384),
+    Batch(256, 256, 16384), Batch(32, 4096), Batch(128, 2048), Batch(256, 2048), Batch(64, 512),
+    Batch(8, 4096), Batch(200, 512), Batch(1, 16384), Batch(256, 256, 2048),
+)  # fmt: skip
+EXTEND = ((512, 0), (2048, 0), (8192, 0), (512, 8192), (512, 16384), (128, 16384), (4096, 4096))
+
+
+def measure(model: str, out: Path, gpu: str) -> None:
+    """Start an engine on `model` and append one row per point to `out`."""
+    import sglang
+    import torch
+
+    engine = sglang.Engine(
+        model_path=model,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        attention_backend="fa3",
+        sampling_backend="pytorch",
+        grammar_backend="none",
+        mem_fraction_static=0.85,
+        cuda_graph_max_bs_decode=256,
+        max_running_requests=256,
+        disable_prefill_cuda_graph=True,
+    )
+    config = json.loads((Path(model) / "config.json").read_text())
+    fixed = {
+        "op": "step",
+        "gpu": gpu,
+        "dtype": "bfloat16",
+        "num_q_heads": config["num_attention_heads"],
+        "num_kv_heads": config["num_key_value_heads"],
+        "head_dim": config["head_dim"],
+        "page_size": 1,
+        "n": None,
+        "k": None,
+        "num_gpus": 1,
+        "bytes": None,
+        "versions_json": json.dumps({"sglang": sglang.__version__, "torch": torch.__version__}),
+        "clocks": _clocks(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "source": f"granikv.validate.engine_steps {Path(model).name}",
+    }
+    rng = random.Random(0)
+    with out.open("a") as file:
+
+        def write(**row: Any) -> None:
+            line = fixed | row
+            print(line["backend"], line["rows"], line["m"], line["segments_json"], line["times_us"])
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+
+        for batch in DECODE:
+            write(**_decode_row(engine, batch, rng))
+        for new_tokens, cached_tokens in EXTEND:
+            write(**_extend_row(engine, new_tokens, cached_tokens, rng))
+    engine.shutdown()
+
+
+def _decode_row(engine: Any, batch: Batch, rng: random.Random) -> dict[str, Any]:
+    shared = _tokens(rng, batch.shared_tokens)
+    prompts = [shared + _tokens(rng, batch.own_tokens) for _ in range(batch.rows)]
+    if shared:
+        _generate(engine, [shared + _tokens(rng, 1)], 1)
+    _generate(engine, prompts, 1)
+    times = []
+    for _ in range(_REPEATS):
+        short_s = _seconds(lambda: _generate(engine, prompts, _SHORT))
+        long_s = _seconds(lambda: _generate(engine, prompts, _LONG))
+        times.append((long_s - short_s) / (_LONG - _SHORT) * 1e6)
+    is_shared = batch.shared_tokens and batch.rows > 1
+    own = batch.own_tokens + (0 if is_shared else batch.shared_tokens)
+    return {
+        "backend": "sglang_fa3_decode",
+        "rows": batch.rows,
+        "segments_json": json.dumps([[0, batch.shared_tokens, batch.rows]] if is_shared else []),
+        "private_tokens": batch.rows * (own + (_SHORT + _LONG) // 2),
+        "m": batch.rows,
+        "times_us": times,
+    }
+
+
+def _extend_row(
+    engine: Any, new_tokens: int, cached_tokens: int, rng: random.Random
+) -> dict[str, Any]:
+    cached = _tokens(rng, cached_tokens)
+    if cached:
+        _generate(engine, [cached], 1)
+    times = []
+    for _ in range(_REPEATS):
+        prompt = cached + _tokens(rng, new_tokens)
+        times.append(_seconds(lambda: _generate(engine, [prompt], 1)) * 1e6)  # noqa: B023
+    return {
+        "backend": "sglang_fa3_extend",
+        "rows": 1,
+        "segments_json": "[]",
+        "private_tokens": cached_tokens + new_tokens,
+        "m": new_tokens,
+        "times_us": times,
+    }
+
+
+def _generate(engine: Any, prompts: list[list[int]], tokens: int) -> None:
+    engine.generate(
+        input_ids=prompts,
+        sampling_params={"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+    )
+
+
+def _tokens(rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(*_VOCABULARY) for _ in range(count)]
+
+
+def _seconds(action: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def _clocks() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.splitlines()[0].strip()
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description="Step times of a live SGLang engine.")
+    parser.add_argument("model", help="folder with a config.json")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
+    parser.add_argument("--gpu", default="h200-sxm", help="name of the hardware file")
+    arguments = parser.parse_args()
+    measure(arguments.model, arguments.out, arguments.gpu)
+
+
+if __name__ == "__main__":
+    main()
