@@ -1,1 +1,1 @@
-"""Triton attention over HOT slabs and COLD slots. Nothing is here yet: see the roadmap in the README."""
+"""Kernels and their measurements: libraries that GraniKV is compared with, timing, the sweep."""
