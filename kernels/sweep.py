@@ -116,7 +116,8 @@ def run_points(
             times_us = measure(point)
         except RuntimeError as error:  # torch raises it for a shape that a kernel refuses
             failed, in_a_row = failed + 1, in_a_row + 1
-            print(f"failed: {describe(point)}: {str(error).splitlines()[0]}", flush=True)
+            reason, _, _ = str(error).partition("\n")
+            print(f"failed: {describe(point)}: {reason}", flush=True)
             if in_a_row == _MAX_FAILURES_IN_A_ROW:
                 raise
             continue
