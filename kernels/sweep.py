@@ -169,9 +169,10 @@ def clock_reader() -> Callable[[], str]:
 def main(arguments: list[str] | None = None) -> int:
     """Command line; 0 when every point that fitted was written, 1 when one failed."""
     options = _parser().parse_args(arguments)
-    parts = options.part.split(",")
-    points = [point for part in parts for point in sweep_points(part)]
-    points = list(dict.fromkeys(points))
+    try:
+        points = sweep_points(PARTS if options.part == "all" else options.part.split(","))
+    except ValueError as error:
+        _parser().error(str(error))
     if options.dry_run:
         if options.list:
             print("\n".join(describe(point) for point in points))

@@ -4,7 +4,7 @@ A point has a tier: 1 is what a fit cannot do without, 3 is a finer grid. The sw
 tier over all parts, so that a short budget cuts detail, never a whole part.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
@@ -69,15 +69,16 @@ class Point:
     shape: Shape
 
 
-def sweep_points(part: str = "all") -> list[Point]:
-    """Points of a part, or of all, without repeats, in the order they are to run.
+def sweep_points(parts: Sequence[str] = PARTS) -> list[Point]:
+    """Points of some parts, and always the roofs, without repeats, in the order they are to run.
 
     Raises:
         ValueError: no such part.
     """
-    if part != "all" and part not in PARTS:
-        raise ValueError(f"part must be all or one of {', '.join(PARTS)}, got {part}")
-    names = PARTS if part == "all" else ("roof", part)
+    for part in parts:
+        if part not in PARTS:
+            raise ValueError(f"part must be one of {', '.join(PARTS)}, got {part}")
+    names = [name for name in PARTS if name == "roof" or name in parts]
     points = [point for name in names for point in _BUILDERS[name]()]
     points.sort(key=lambda point: (point.tier, names.index(point.part)))
     first: dict[tuple[str, str, Shape], Point] = {}

@@ -38,7 +38,7 @@ def test_every_point_gives_a_row_of_the_schema():
 
 def test_lines_become_a_rows_file(tmp_path):
     clock, out = Clock(), io.StringIO()
-    points = sweep_points("small")
+    points = sweep_points(["small"])
     sweep.run_points(points, clock.measure, MACHINE, out, 1e9, clock.now_s)
     rows = [MeasuredRow.model_validate_json(line) for line in out.getvalue().splitlines()]
     write_rows(tmp_path / "rows.parquet", rows)
@@ -47,7 +47,7 @@ def test_lines_become_a_rows_file(tmp_path):
 
 def test_budget_cuts_the_tail_only():
     clock, out = Clock(), io.StringIO()
-    points = sweep_points("prefix")
+    points = sweep_points(["prefix"])
     outcome = sweep.run_points(points, clock.measure, MACHINE, out, 5.0, clock.now_s)
     assert 0 < outcome.written < len(points)
     assert outcome.left == len(points) - outcome.written
@@ -58,7 +58,7 @@ def test_budget_cuts_the_tail_only():
 
 def test_a_refused_shape_is_left_out_and_told(capsys):
     clock, out = Clock(), io.StringIO()
-    points = sweep_points("prefix")[:8]
+    points = sweep_points(["prefix"])[:8]
 
     def measure(point):
         if point == points[4]:
@@ -96,3 +96,9 @@ def test_dry_run_needs_neither_torch_nor_polars():
 def test_all_fits_the_budget_with_slack():
     seconds = sum(float(line.split()[-2]) for line in sweep.plan_lines(sweep_points())[:-1])
     assert seconds < 0.8 * 480
+
+
+def test_an_unknown_part_is_told(capsys):
+    with pytest.raises(SystemExit):
+        sweep.main(["--dry-run", "--part", "gemm,prefil"])
+    assert "got prefil" in capsys.readouterr().err
