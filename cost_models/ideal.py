@@ -40,7 +40,9 @@ class Peaks:
         )
 
 
-def gemm_ns(peaks: Peaks, latency_ns: float, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> FloatArray:
+def gemm_ns(
+    peaks: Peaks, latency_ns: float, m: ArrayLike, n: ArrayLike, k: ArrayLike
+) -> FloatArray:
     """`[m, k] x [k, n]`: weights and activations read, result written once."""
     m, n, k = (np.asarray(size, np.float64) for size in (m, n, k))
     moved = ELEMENT_BYTES * (n * k + m * (n + k))

@@ -49,9 +49,7 @@ class Capacity:
     kv_bytes_per_token: int
 
 
-def server_defaults(
-    hardware: Hardware, tp: int = 1, prefill_graphs: bool = True
-) -> ServerDefaults:
+def server_defaults(hardware: Hardware, tp: int = 1, prefill_graphs: bool = True) -> ServerDefaults:
     """The server's defaults on this GPU.
 
     Args:

@@ -100,3 +100,39 @@ def locate(knots: FloatArray, x: FloatArray) -> tuple[NDArray[np.intp], FloatArr
     index = np.clip(np.searchsorted(knots, x, side="right") - 1, 0, len(knots) - 2)
     share = (x - knots[index]) / (knots[index + 1] - knots[index])
     return index, np.clip(share, 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A surface of two axes in the form that is quick for single sizes."""
+
+    log2_rows: tuple[float, ...]
+    log2_columns: tuple[float, ...]
+    log_efficiency: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, surface: Surface) -> "Sheet":
+        """The same values in tuples; an axis with one knot gets a second one of equal value."""
+        values = surface.log_efficiency
+        knots = list(surface.log2_knots)
+        for axis in (0, 1):
+            if len(knots[axis]) == 1:
+                knots[axis] = knots[axis] + np.array([0.0, 1.0])
+                values = np.repeat(values, 2, axis=axis)
+        rows, columns = (tuple(axis_knots.tolist()) for axis_knots in knots)
+        return cls(rows, columns, tuple(map(tuple, values.tolist())))
+
+    def efficiency(self, row_size: float, column_size: float) -> float:
+        """Efficiency at two sizes; that of the nearest knot outside of them."""
+        i, x = _place(self.log2_rows, math.log2(row_size))
+        j, y = _place(self.log2_columns, math.log2(column_size))
+        values = self.log_efficiency
+        low = values[i][j] + y * (values[i][j + 1] - values[i][j])
+        high = values[i + 1][j] + y * (values[i + 1][j + 1] - values[i + 1][j])
+        return math.exp(low + x * (high - low))
+
+
+def _place(knots: tuple[float, ...], x: float) -> tuple[int, float]:
+    i = min(max(bisect_right(knots, x) - 1, 0), len(knots) - 2)
+    share = (x - knots[i]) / (knots[i + 1] - knots[i])
+    return i, min(max(share, 0.0), 1.0)

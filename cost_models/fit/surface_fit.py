@@ -15,6 +15,10 @@ _HUBER = 0.08  # log error from which a point counts less
 _RIDGE = 1e-5  # keeps knots without any row near them solvable
 _SLOPE_STEP = 1e-4  # log2 units of the derivative of the ideal time
 _MAX_SWEEPS = 200
+# Time grows by at least this share per octave of work, and slowdowns keep that distance from none,
+# so that values may be written with few digits and stay monotone and at most 1.
+_LEAST_GROWTH = 2e-4
+_LEAST_SLOWDOWN = 5e-3
 
 # Ideal time in ns of sizes in natural units, one array argument for each axis.
 Ideal = Callable[..., FloatArray]
@@ -88,7 +92,7 @@ def fit_surface(grid: Grid, samples: Samples, ideal: Ideal) -> Surface:
         slowdown = scipy.linalg.cho_solve(factor, design.T @ (weight * target))
         residual = np.abs(target - design @ slowdown)
         weight = samples.weight * np.minimum(1.0, _HUBER / np.maximum(residual, 1e-9))
-    values = np.maximum(slowdown.reshape(grid.shape), 0.0)
+    values = np.maximum(slowdown.reshape(grid.shape), _LEAST_SLOWDOWN)
     monotone = make_monotone(values, grid.log2_knots, least_slopes(grid, ideal))
     return Surface(grid.log2_knots, -monotone)
 
@@ -116,7 +120,7 @@ def least_slopes(grid: Grid, ideal: Ideal) -> list[FloatArray]:
         slope = (np.log(ideal(*(2.0**x for x in moved))) - here) / _SLOPE_STEP
         size = [1 if i == axis else 3 for i in range(len(mesh))]
         least = scipy.ndimage.minimum_filter(slope, size=size, mode="nearest")
-        slopes.append(np.moveaxis(least, axis, 0)[:-1])
+        slopes.append(np.moveaxis(least, axis, 0)[:-1] - _LEAST_GROWTH)
     return slopes
 
 
