@@ -23,7 +23,7 @@ AXES = {
     "extend": ("queries", "keys", "group", "head_dim"),
     "all_reduce": ("bytes", "gpus"),
     "dense": ("tile_rows", "tokens", "kv_heads"),
-    "shared_page_cost": ("rows", "group", "kv_heads"),
+    "shared_page_cost": ("in_flight", "waves", "tokens"),
 }
 
 

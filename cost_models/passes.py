@@ -12,7 +12,7 @@ from granikv.cost_models import ideal
 from granikv.cost_models.ideal import EXTEND_TILE_ROWS, Peaks
 from granikv.cost_models.models import Gemm
 from granikv.cost_models.params import FittedSurface
-from granikv.cost_models.piecewise import Piece, Pieces
+from granikv.cost_models.piecewise import Piece, Pieces, piece_at
 from granikv.cost_models.roofline import Heads
 from granikv.cost_models.surface import Curve, FloatArray, Sheet, locate
 
@@ -71,6 +71,12 @@ class PagedTime:
         if cached is None:
             cached = self._lines[rows] = self._make_line(rows)
         return cached
+
+    def alone_ns(self, tokens: float) -> float:
+        """Time of one row."""
+        line = self.line(1)
+        _, a, b = line[piece_at(line, tokens)]
+        return a + b * tokens
 
     def grid_ns(self, rows: ArrayLike, tokens: ArrayLike) -> FloatArray:
         """`[rows, tokens]`: time of every batch size over every number of tokens per row."""
@@ -178,17 +184,24 @@ class DensePass:
 
 
 class ShareCost:
-    """What a token that several rows read costs each of them, as a share of a private token."""
+    """What a token that several rows read costs each of them, as a share of a private token.
 
-    def __init__(self, fitted: FittedSurface, heads: Heads) -> None:
-        """Fix the heads."""
-        surface = fitted.surface().fix(2, heads.kv).fix(1, heads.q / heads.kv)
-        self._curve = surface.curve()
-        self._of_rows: dict[float, float] = {}
+    It falls with the rows that read the same pages at the same time: of all rows, as many run at
+    once as there are SMs for their kv heads, and rows of different prefixes take turns. Over many
+    such waves the readers drift apart.
+    """
 
-    def of(self, rows: float) -> float:
-        """The share when `rows` requests read the same pages."""
-        cached = self._of_rows.get(rows)
-        if cached is None:
-            cached = self._of_rows[rows] = self._curve.efficiency(rows)
-        return cached
+    def __init__(self, fitted: FittedSurface, heads: Heads, sm_count: int) -> None:
+        """Fix the rows that run at once."""
+        self._surface = fitted.surface()
+        self._rows_at_once = sm_count / heads.kv
+        self._curves: dict[tuple[float, float], Curve] = {}
+
+    def of(self, sharers: float, rows: float, length: float) -> float:
+        """The share when `sharers` of `rows` rows read the same `length` tokens."""
+        curve = self._curves.get((sharers, rows))
+        if curve is None:
+            waves = rows / self._rows_at_once
+            surface = self._surface.fix(1, waves).fix(0, sharers / max(1.0, waves))
+            curve = self._curves[sharers, rows] = surface.curve()
+        return curve.efficiency(length)

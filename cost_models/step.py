@@ -126,7 +126,7 @@ class StepCost:
         terms, peaks = params.terms, Peaks.of(self.hardware)
         self.paged = PagedTime(terms.paged, peaks, self.heads)
         self.dense = DensePass(terms.dense, peaks, self.heads)
-        self.share_cost = ShareCost(terms.shared_page_cost, self.heads)
+        self.share_cost = ShareCost(terms.shared_page_cost, self.heads, self.hardware.sm_count)
         self._extend = ExtendTime(terms.extend, peaks, self.heads)
         self._all_reduce = AllReduceTime(terms.all_reduce, peaks, tp)
         self._gemms = [GemmTime(terms.gemm, peaks, gemm) for gemm in model.gemms(tp)]
@@ -242,10 +242,11 @@ class StepCost:
         if mode == Mode.CASCADE:
             return roofline.cascade_pass(self.rates, self.heads, length, rows, contiguous)
         tokens = rows * length
+        reads = tokens * self.share_cost.of(rows, rows, length)
         line = self.paged.line(rows)
-        _, a, b = line[piece_at(line, tokens * self.share_cost.of(rows))]
-        memory = a + b * tokens * self.share_cost.of(rows) - line[0][1]
-        return tokens * roofline.private_compute_ns_per_token(self.rates, self.heads), memory
+        _, a, b = line[piece_at(line, reads)]
+        compute = tokens * roofline.private_compute_ns_per_token(self.rates, self.heads)
+        return compute, max(a + b * reads, self.paged.alone_ns(length)) - line[0][1]
 
     def pass_latency_ns(self, mode: Mode) -> float:
         """Fixed time of one two-call launch; PAGED segments ride in the private pass's launch."""
@@ -318,12 +319,13 @@ class StepCost:
         """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
         compute = [0.0, 0.0, 0.0]
         memory = [0.0, 0.0, 0.0]
-        paged_tokens, paged_reads = 0.0, 0.0
+        paged_tokens, paged_reads, longest = 0.0, 0.0, 0
         for (base, length, segment_rows), mode in zip(segments, plan.modes, strict=True):
             part_rows = segment_rows * share
             if mode == Mode.PAGED:
                 paged_tokens += part_rows * length
-                paged_reads += part_rows * length * self.share_cost.of(segment_rows)
+                paged_reads += part_rows * length * self.share_cost.of(part_rows, rows, length)
+                longest = max(longest, length)
                 continue
             part = self.shared_pass(mode, length, part_rows, base > 0)
             compute[mode] += part[0]
@@ -343,7 +345,11 @@ class StepCost:
             extra += max(compute[mode], memory[mode]) + self.pass_latency_ns(mode)
         if passes:
             extra += roofline.merge_ns(self.rates, self.heads, rows)
-        return _shifted(self.paged.line(rows), share, paged_reads, layers, extra)
+        line = _shifted(self.paged.line(rows), share, paged_reads, layers, extra)
+        if not longest:
+            return line
+        # However little the sharing leaves to read, it takes as long as one row alone does.
+        return upper_line(line, layers * (self.paged.alone_ns(longest) + extra), 0.0)
 
 
 def _shifted(line: Pieces, share: float, reads: float, layers: int, extra: float) -> Pieces:

@@ -1,27 +1,45 @@
 """build_params: the parameter file of one GPU from measured rows, stated values and its base."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+import polars as pl
 import yaml
 
 from granikv.core.errors import ConfigError
 from granikv.cost_models.catalog import data_file
-from granikv.cost_models.fit.held_out import ErrorSummary, predict_held_out, summarise
+from granikv.cost_models.fit import own_rows
+from granikv.cost_models.fit.dense import GRID as DENSE_GRID
+from granikv.cost_models.fit.dense import fit_dense
+from granikv.cost_models.fit.held_out import predict_held_out
+from granikv.cost_models.fit.result import FitParts, TermFit, make_result, rounded
+from granikv.cost_models.fit.shared_pages import (
+    IN_FLIGHT,
+    TOKENS,
+    WAVES,
+    fit_shared_pages,
+    hold_out_shared_pages,
+    shared_samples,
+)
 from granikv.cost_models.fit.surface_fit import Samples, fit_surface
-from granikv.cost_models.fit.terms import Term, latency_of, public_terms
-from granikv.cost_models.hardware import Hardware
+from granikv.cost_models.fit.terms import Term, collect, fitted_terms, latency_of
+from granikv.cost_models.fit.traffic import Traffic, fit_traffic
+from granikv.cost_models.hardware import Hardware, load_hardware
 from granikv.cost_models.ideal import Peaks
-from granikv.cost_models.params import FittedSurface, GpuParams, HeldOutError, Terms
+from granikv.cost_models.params import FittedSurface, GpuParams, Terms
+from granikv.cost_models.readers.own import own_path, read_own
 from granikv.cost_models.readers.public import TABLE_SOURCE, read_public
-from granikv.cost_models.surface import FloatArray, Surface
 
-_DIGITS = 5
-# A normal distribution with this median or this 90th percentile of absolute errors has sigma 1.
-_SIGMA_OF_MEDIAN, _SIGMA_OF_P90 = 1.4826, 1 / 1.645
 _ALL_REDUCE_FOLDS = 64  # every message size is held out alone
+_LEAST_TRAFFIC_ROWS = 8
+_OWN_SOURCE = "own sweep of 2026-11-30"
+_TITLES = {
+    "gemm": "GEMM bf16, m = 1..16384",
+    "paged": "decode attention, private pages",
+    "extend": "prefill attention",
+    "all_reduce": "all-reduce in graphs, 2-8 GPUs",
+}
 
 # GPUs without rows of their own: whose fit they take, what is added to each error, and why.
 DERIVED = {
@@ -41,123 +59,55 @@ _NOTES = {
     "a100-sxm4-80gb": "GEMM, extend, private decode and all-reduce are fitted to rows of this GPU; "
     "everything that concerns a shared prefix is the published GraniKV figures (A100-SXM4-40GB) "
     "or an assumption, not a measurement of ours.",
-    "h200-sxm": "GEMM, extend, private decode and all-reduce are fitted to rows of this GPU; "
-    "cascade, fused and host terms are assumptions.",
+    "h200-sxm": "All terms are fitted to rows of this GPU but those of the cascade and the fused "
+    "kernel and host time, which are assumptions.",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class TermFit:
-    """One fitted term with what its report shows.
+class FitResult:
+    """The parameters of one GPU and the fits behind them (of its base, when it has one)."""
 
-    Attributes:
-        fitted: what the parameter file holds.
-        samples: measured rows.
-        predicted_ns: each row by the final fit.
-        held_out_ns: each row by a fit that has not seen its shape.
-        error: of `held_out_ns`.
-    """
-
-    term: Term
-    fitted: FittedSurface
-    samples: Samples
-    predicted_ns: FloatArray
-    held_out_ns: FloatArray
-    error: ErrorSummary
+    params: GpuParams
+    fits: list[TermFit]
 
 
 def build_params(
-    hardware: Hardware, on_term: Callable[[str], None] = lambda _: None
-) -> tuple[GpuParams, list[TermFit]]:
-    """Fit every term of one GPU that rows cover and take the rest from its stated values.
+    hardware: Hardware,
+    own: pl.DataFrame | None = None,
+    on_term: Callable[[str], None] = lambda _: None,
+) -> FitResult:
+    """Fit every term that rows cover; take the rest from stated values or from the GPU's base.
 
-    A GPU without rows of its own takes another one's fit and says so.
+    Args:
+        hardware: a GPU that the project has stated values or a base for.
+        own: rows of `read_own`, of this GPU; the shipped ones when None.
+        on_term: called with the name of each term before it is fitted.
 
     Raises:
-        ConfigError: neither rows nor a base are known for this GPU.
+        ConfigError: nothing is known of this GPU, or rows are of another one.
     """
-    base, extra_error, derived_note = DERIVED.get(hardware.name, (hardware.name, 0.0, ""))
-    if base not in _NOTES:
+    name = hardware.name
+    if own is None:
+        path = own_path(name)
+        own = read_own([path] if path.exists() else [])
+    _check_gpu(own, name)
+    base = DERIVED.get(name)
+    if base is None and name not in _NOTES:
         known = ", ".join(sorted([*_NOTES, *DERIVED]))
-        raise ConfigError(f"There are no measured rows of {hardware.name}; fit one of {known}.")
-    fits = fit_terms(base, on_term)
-    items = stated_terms(base) | {fit.term.name: fit.fitted for fit in fits}
-    terms = Terms.model_validate(items)
-    derived_from = None
-    if base != hardware.name:
-        derived_from = base
-        terms = _borrowed(terms, base, extra_error)
-    note = f"{derived_note} {_NOTES[base]}".strip()
-    return GpuParams(gpu=hardware.name, derived_from=derived_from, note=note, terms=terms), fits
-
-
-def fit_terms(gpu: str, on_term: Callable[[str], None] = lambda _: None) -> list[TermFit]:
-    """Fit the terms that public rows of a GPU cover."""
-    peaks = peaks_of(gpu)
-    fits = []
-    for term in public_terms(gpu):
-        frame = read_public(gpu, term.name)
-        if frame is None:
-            raise ConfigError(f"The shipped rows of {term.name} on {gpu} are missing; reinstall.")
-        on_term(term.name)
-        source = f"{TABLE_SOURCE}, {gpu}, SGLang's default kernel, bf16"
-        fits.append(fit_term(term, term.samples_of(frame), peaks, source))
-    return fits
-
-
-def peaks_of(gpu: str) -> Peaks:
-    """Datasheet peaks of a shipped GPU."""
-    from granikv.cost_models.hardware import load_hardware
-
-    return Peaks.of(load_hardware(gpu))
-
-
-def fit_term(term: Term, samples: Samples, peaks: Peaks, source: str) -> TermFit:
-    """Fit one term to all rows, and judge the method on shapes held out."""
-    latency_ns = latency_of(samples)
-    ideal = term.ideal(peaks, latency_ns)
-    surface = fit_surface(term.grid, samples, ideal)
-    folds = {"folds": _ALL_REDUCE_FOLDS} if term.name == "all_reduce" else {}
-    held_out_ns = predict_held_out(term.grid, samples, ideal, **folds)
-    error = summarise(held_out_ns, samples.time_ns, samples.shape)
-    predicted_ns = ideal(*samples.sizes.T) / surface.efficiency(*samples.sizes.T)
-    residual = float(np.median(np.abs(predicted_ns / samples.time_ns - 1)))
-    fitted = to_fitted(term, surface, samples, latency_ns, error, residual, source)
-    return TermFit(term, fitted, samples, predicted_ns, held_out_ns, error)
-
-
-def to_fitted(
-    term: Term,
-    surface: Surface,
-    samples: Samples,
-    latency_ns: float,
-    error: ErrorSummary,
-    residual: float,
-    source: str,
-) -> FittedSurface:
-    """The surface in the form of the parameter file."""
-    sigma = max(error.median * _SIGMA_OF_MEDIAN, error.p90 * _SIGMA_OF_P90)
-    low, high = samples.sizes.min(axis=0).tolist(), samples.sizes.max(axis=0).tolist()
-    return FittedSurface(
-        provenance="fitted",
-        source=source,
-        rows_used=len(samples.time_ns),
-        rel_error=_rounded(sigma),
-        residual=_rounded(residual),
-        held_out=HeldOutError(
-            median=_rounded(error.median),
-            p90=_rounded(error.p90),
-            median_interval=_pair(error.median_interval),
-            p90_interval=_pair(error.p90_interval),
-            shapes=f"{error.shapes} {term.unit}",
-        ),
-        valid_range=dict(zip(term.grid.names, zip(low, high, strict=True), strict=True)),
-        latency_ns=latency_ns,
-        axes=dict(zip(term.grid.names, term.grid.knots, strict=True)),
-        efficiency=tuple(
-            float(f"{value:.{_DIGITS}g}") for value in np.exp(surface.log_efficiency).ravel()
-        ),
-    )
+        raise ConfigError(f"{name} has no stated values and no base to fit on; known: {known}.")
+    fits = _fit_all(hardware, own, on_term)
+    items = {fit.name: fit.fitted for fit in fits} | _fit_traffic_terms(own, hardware)
+    if base is None:
+        terms = Terms.model_validate(stated_terms(name) | items)
+        return FitResult(GpuParams(gpu=name, note=_NOTES[name], terms=terms), fits)
+    base_name, extra_error, note = base
+    lent = build_params(load_hardware(base_name), None, on_term)
+    borrowed = dict(_borrowed(lent.params.terms, base_name, extra_error).items())
+    terms = Terms.model_validate(borrowed | items)
+    note = f"{note} {_NOTES[base_name]}"
+    params = GpuParams(gpu=name, derived_from=base_name, note=note, terms=terms)
+    return FitResult(params, fits or lent.fits)
 
 
 def stated_terms(gpu: str) -> dict[str, Any]:
@@ -166,13 +116,169 @@ def stated_terms(gpu: str) -> dict[str, Any]:
     return body
 
 
+def _check_gpu(own: pl.DataFrame, name: str) -> None:
+    others = sorted(set(own["gpu"].unique()) - {name})
+    if others:
+        raise ConfigError(f"The rows are of {', '.join(others)}; give --hardware {others[0]}.")
+
+
+def _fit_all(
+    hardware: Hardware, own: pl.DataFrame, on_term: Callable[[str], None]
+) -> list[TermFit]:
+    peaks = Peaks.of(hardware)
+    fits = []
+    for term in fitted_terms(hardware.name):
+        samples = collect(term, read_public(hardware.name, term.name), own)
+        if samples is not None:
+            on_term(_TITLES[term.name])
+            fits.append(fit_term(term, samples, peaks, _source(term, hardware.name, own)))
+    dense = own_rows.dense_rows(own)
+    if dense.height:
+        on_term("prefix pass")
+        fits.append(_fit_dense_term(dense, peaks))
+    shared = own_rows.shared_rows(own)
+    if shared.height:
+        on_term("shared pages")
+        paged = next(fit.fitted for fit in fits if fit.name == "paged")
+        fits.append(_fit_shared_term(shared, paged, peaks, hardware.sm_count))
+    return fits
+
+
+def _source(term: Term, gpu: str, own: pl.DataFrame) -> str:
+    parts = []
+    if read_public(gpu, term.name) is not None:
+        parts.append(f"{TABLE_SOURCE}, SGLang's default kernel, bf16")
+    if term.own_of is not None and term.own_of(own).height:
+        parts.append(f"{_OWN_SOURCE} ({term.own_of(own).height} rows)")
+    return "; ".join(parts)
+
+
+def fit_term(term: Term, samples: Samples, peaks: Peaks, source: str) -> TermFit:
+    """Fit one term to all rows, and judge the method on shapes held out."""
+    latency_ns = latency_of(samples)
+    ideal = term.ideal(peaks, latency_ns)
+    surface = fit_surface(term.grid, samples, ideal)
+    folds = {"folds": _ALL_REDUCE_FOLDS} if term.name == "all_reduce" else {}
+    columns = samples.sizes.T
+    return make_result(
+        FitParts(
+            name=term.name,
+            title=_TITLES[term.name],
+            surface=surface,
+            axes=dict(zip(term.grid.names, term.grid.knots, strict=True)),
+            latency_ns=latency_ns,
+            sizes=dict(zip(term.grid.names, columns, strict=True)),
+            measured_ns=samples.time_ns,
+            predicted_ns=ideal(*columns) / surface.efficiency(*columns),
+            held_out_ns=predict_held_out(term.grid, samples, ideal, **folds),
+            shape=samples.shape,
+            shape_kind=term.unit,
+            source=source,
+            goal=term.goal,
+        )
+    )
+
+
+def _fit_dense_term(frame: pl.DataFrame, peaks: Peaks) -> TermFit:
+    fit = fit_dense(frame, peaks)
+    names = DENSE_GRID.names
+    return make_result(
+        FitParts(
+            name="dense",
+            title="prefix pass, contiguous",
+            surface=fit.surface,
+            axes=dict(zip(names, DENSE_GRID.knots, strict=True)),
+            latency_ns=fit.latency_ns,
+            sizes=dict(zip(names, fit.samples.sizes.T, strict=True)),
+            measured_ns=fit.samples.time_ns,
+            predicted_ns=fit.predicted_ns,
+            held_out_ns=fit.held_out_ns,
+            shape=fit.samples.shape,
+            shape_kind="sets of heads",
+            source=f"{_OWN_SOURCE}, FA3's prefix pass ({frame.height} rows)",
+            goal=None,
+        )
+    )
+
+
+def _fit_shared_term(
+    frame: pl.DataFrame, paged: FittedSurface, peaks: Peaks, sm_count: int
+) -> TermFit:
+    rows = shared_samples(frame, paged, peaks, sm_count)
+    surface = fit_shared_pages(rows)
+    return make_result(
+        FitParts(
+            name="shared_page_cost",
+            title="FA3 over shared pages",
+            surface=surface,
+            axes={"in_flight": IN_FLIGHT, "waves": WAVES, "tokens": TOKENS},
+            latency_ns=0.0,
+            sizes={"in_flight": rows.in_flight, "waves": rows.waves, "tokens": rows.length},
+            measured_ns=rows.time_ns,
+            predicted_ns=rows.predict(surface),
+            held_out_ns=hold_out_shared_pages(rows, fit_shared_pages),
+            shape=rows.shape,
+            shape_kind="sets of heads",
+            source=f"{_OWN_SOURCE}, FA3 over shared and private pages ({frame.height} rows)",
+            goal=(0.06, 0.12),
+        )
+    )
+
+
+def _fit_traffic_terms(own: pl.DataFrame, hardware: Hardware) -> dict[str, Any]:
+    """Merge, copy and element-wise kernels, where our own rows have them."""
+    hbm = hardware.hbm_bytes_per_s * 1e-9
+    kernels = {
+        "merge": ("merge", "sgl_merge_state_v2"),
+        "copy": ("copy", "torch_gather"),
+        "norm": ("fused_add_rmsnorm", "sgl_kernel"),
+        "silu": ("silu_and_mul", "sgl_kernel"),
+    }
+    found: dict[str, Traffic] = {}
+    for name, (op, backend) in kernels.items():
+        frame = own_rows.traffic_rows(own, op, backend)
+        if frame.height >= _LEAST_TRAFFIC_ROWS:
+            found[name] = fit_traffic(frame, hbm)
+    items: dict[str, Any] = {}
+    if "merge" in found:
+        items |= _traffic_items("merge", found["merge"], "SGLang's merge_state_v2")
+    if "copy" in found:
+        text = "K and V of one layer from random slots into a slab; one launch is assumed for all"
+        items |= _traffic_items("copy", found["copy"], text)
+    if "norm" in found and "silu" in found:
+        norm, silu = found["norm"], found["silu"]
+        layer = Traffic(
+            norm.efficiency,
+            4 * norm.latency_ns + silu.latency_ns,
+            max(norm.residual, silu.residual),
+            norm.rows + silu.rows,
+        )
+        text = "two norms and the activation; rotary embedding and KV write taken for two norms"
+        items |= _traffic_items("elementwise", layer, text)
+    return items
+
+
+def _traffic_items(name: str, traffic: Traffic, text: str) -> dict[str, Any]:
+    common = {
+        "provenance": "fitted",
+        "source": f"{_OWN_SOURCE}: {text}",
+        "rows_used": traffic.rows,
+        "rel_error": rounded(max(0.05, 1.4826 * traffic.residual)),
+        "residual": rounded(traffic.residual),
+    }
+    return {
+        f"{name}_memory_efficiency": common | {"value": traffic.efficiency, "unit": "fraction"},
+        f"{name}_latency_ns": common | {"value": traffic.latency_ns, "unit": "ns"},
+    }
+
+
 def _borrowed(terms: Terms, base: str, extra_error: float) -> Terms:
     changed = {
         name: item.model_copy(
             update={
                 "source": f"as on {base}: {item.source}",
                 "rows_used": 0,
-                "rel_error": _rounded(item.rel_error + extra_error),
+                "rel_error": rounded(item.rel_error + extra_error),
                 "provenance": "stated" if item.provenance == "fitted" else item.provenance,
                 "held_out": None,
                 "residual": None,
@@ -181,11 +287,3 @@ def _borrowed(terms: Terms, base: str, extra_error: float) -> Terms:
         for name, item in terms.items()
     }
     return terms.model_copy(update=changed)
-
-
-def _rounded(value: float) -> float:
-    return round(value, 4)
-
-
-def _pair(values: Sequence[float]) -> tuple[float, float]:
-    return _rounded(values[0]), _rounded(values[1])
