@@ -16,6 +16,8 @@ from granikv.cost_models.piecewise import Piece, Pieces, piece_at
 from granikv.cost_models.roofline import Heads
 from granikv.cost_models.surface import Curve, FloatArray, Sheet, locate
 
+_MAX_OCTAVES = 40  # powers of two of a segment's length that are tabulated
+
 
 class GemmTime:
     """One matrix product over its number of tokens."""
@@ -195,13 +197,20 @@ class ShareCost:
         """Fix the rows that run at once."""
         self._surface = fitted.surface()
         self._rows_at_once = sm_count / heads.kv
-        self._curves: dict[tuple[float, float], Curve] = {}
+        self._octaves: dict[tuple[float, float], list[float]] = {}
 
-    def of(self, sharers: float, rows: float, length: float) -> float:
+    def of(self, sharers: float, rows: float, length: int) -> float:
         """The share when `sharers` of `rows` rows read the same `length` tokens."""
-        curve = self._curves.get((sharers, rows))
-        if curve is None:
-            waves = rows / self._rows_at_once
-            surface = self._surface.fix(1, waves).fix(0, sharers / max(1.0, waves))
-            curve = self._curves[sharers, rows] = surface.curve()
-        return curve.efficiency(length)
+        octaves = self._octaves.get((sharers, rows))
+        if octaves is None:
+            octaves = self._octaves[sharers, rows] = self._make_octaves(sharers, rows)
+        octave = length.bit_length() - 1
+        low = octaves[octave]
+        return low + (octaves[octave + 1] - low) * (length / (1 << octave) - 1.0)
+
+    def _make_octaves(self, sharers: float, rows: float) -> list[float]:
+        """The share at every power of two; linear between them, which needs no logarithm."""
+        waves = rows / self._rows_at_once
+        surface = self._surface.fix(1, waves).fix(0, sharers / max(1.0, waves))
+        shares: list[float] = surface.efficiency(2.0 ** np.arange(_MAX_OCTAVES)).tolist()
+        return shares

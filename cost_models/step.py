@@ -231,7 +231,7 @@ class StepCost:
         return 2 * self.model.layers * self._all_reduce.ns(num_bytes)
 
     def shared_pass(
-        self, mode: Mode, length: float, rows: float, contiguous: bool = True
+        self, mode: Mode, length: int, rows: float, contiguous: bool = True
     ) -> roofline.PassTime:
         """Compute and memory time of one segment alone in one layer, without latency.
 
@@ -349,7 +349,10 @@ class StepCost:
         if not longest:
             return line
         # However little the sharing leaves to read, it takes as long as one row alone does.
-        return upper_line(line, layers * (self.paged.alone_ns(longest) + extra), 0.0)
+        floor_ns = layers * (self.paged.alone_ns(longest) + extra)
+        start, a, b = line[0]
+        is_above = a + b * max(start, 0.0) >= floor_ns
+        return line if is_above else upper_line(line, floor_ns, 0.0)
 
 
 def _shifted(line: Pieces, share: float, reads: float, layers: int, extra: float) -> Pieces:
