@@ -26,6 +26,7 @@ from granikv.cost_models.passes import (
 from granikv.cost_models.piecewise import Pieces, piece_at, scaled, upper, upper_line, weighted_sum
 
 _LIST_STEPS = 12  # below this many steps numpy's fixed cost per call exceeds the loop's
+_PAGED, _CASCADE, _DENSE = Mode  # looking a member up costs as much as comparing it
 _MAX_CACHED_LINES = 4096  # shapes drift as requests come and go; old ones never return
 
 
@@ -322,17 +323,20 @@ class StepCost:
         paged_tokens, paged_reads, longest = 0.0, 0.0, 0
         for (base, length, segment_rows), mode in zip(segments, plan.modes, strict=True):
             part_rows = segment_rows * share
-            if mode == Mode.PAGED:
+            if mode == _PAGED:
                 paged_tokens += part_rows * length
                 paged_reads += part_rows * length * self.share_cost.of(part_rows, rows, length)
                 longest = max(longest, length)
                 continue
-            part = self.shared_pass(mode, length, part_rows, base > 0)
+            if mode == _DENSE:
+                part = self.dense.ns(length, part_rows)
+            else:
+                part = roofline.cascade_pass(self.rates, self.heads, length, part_rows, base > 0)
             compute[mode] += part[0]
             memory[mode] += part[1]
         layers = self.model.layers
-        passes = [mode for mode in (Mode.CASCADE, Mode.DENSE) if mode in plan.modes]
-        if plan.launch == Launch.FUSED and passes:
+        passes = [mode for mode in (_CASCADE, _DENSE) if mode in plan.modes]
+        if plan.launch is Launch.FUSED and passes:
             line = self.paged.line(rows)
             latency = self.rates.fused_latency_ns
             token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
@@ -367,7 +371,7 @@ def _shifted(line: Pieces, share: float, reads: float, layers: int, extra: float
 
 def _check_dense(segments: tuple[Segment, ...], modes: tuple[Mode, ...]) -> None:
     for segment, mode in zip(segments, modes, strict=True):
-        if mode == Mode.DENSE and segment.base == 0:
+        if mode == _DENSE and segment.base == 0:
             raise ValueError("a dense pass must have a contiguous segment, got base 0 (COLD slots)")
 
 
