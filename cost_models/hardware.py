@@ -4,6 +4,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from granikv.core.errors import ConfigError
+from granikv.core.validation import explain
 from granikv.cost_models.catalog import data_file
 
 
@@ -43,5 +44,7 @@ def load_hardware(name_or_path: str) -> Hardware:
     path = data_file("hardware", ".yaml", name_or_path)
     try:
         return Hardware.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, yaml.YAMLError, ValidationError) as error:
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not a hardware file: {explain(error, Hardware)}.") from None
+    except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not a hardware file: {error}") from None

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from granikv.core.errors import ConfigError
+from granikv.core.validation import explain
 from granikv.cost_models.catalog import data_file
 
 # Dense decoders with grouped-query attention and a gated SiLU MLP, and whether q, k, v have a
@@ -131,7 +132,10 @@ def load_model(name_or_path: str) -> ModelShape:
         if path.suffix == ".json":
             return from_hf_config(json.loads(path.read_text()), _hf_name(path), str(path))
         return ModelShape.model_validate(yaml.safe_load(path.read_text()))
-    except (OSError, ValueError, yaml.YAMLError, ValidationError) as error:
+    except ValidationError as error:
+        problem = explain(error, ModelShape)
+        raise ConfigError(f"{path} is not a model description: {problem}.") from None
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} is not a model description: {error}") from None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from granikv.core.errors import ConfigError
+from granikv.core.validation import explain
 from granikv.cost_models.catalog import data_file
 from granikv.cost_models.surface import Surface
 
@@ -213,7 +214,9 @@ def load_params(name_or_path: str) -> GpuParams:
     path = data_file("params", ".json", name_or_path)
     try:
         return GpuParams.model_validate_json(path.read_text())
-    except (OSError, ValidationError) as error:
+    except ValidationError as error:
+        raise ConfigError(f"{path} is not a parameter file: {explain(error, GpuParams)}.") from None
+    except OSError as error:
         raise ConfigError(f"{path} is not a parameter file: {error}") from None
 
 

@@ -10,10 +10,10 @@ from granikv.traces.request import Request
 
 
 class Arrivals:
-    """Sends each request at its time; a closed-loop turn is sent `think_s` after the answer that it
-    waits for.
+    """Sends each request at its time; a closed-loop turn `think_s` after the answer it waits for.
 
-    `last_arrival_ns` and `sent` describe what has been sent so far.
+    The stream is read as far as the clock has come, and turns right away wherever they stand, so a
+    turn belongs behind the request that it waits for and not later than it can be sent.
     """
 
     def __init__(
@@ -23,28 +23,24 @@ class Arrivals:
         send: Callable[[Request, int], None],
     ) -> None:
         self.sent = 0
-        self.first_arrival_ns: int | None = None
-        self.last_arrival_ns = 0
-        self.is_exhausted = False
         self._env = env
         self._send = send
         self._followers: dict[int, list[Request]] = defaultdict(list)
-        self._ended: set[int] = set()
-        self._has_sessions = False
-        self._newest_id: int | None = None
+        self._open: set[int] = set()
+        self._ends: dict[int, int] = {}
         env.process(self._play(requests))
 
     @property
     def waiting_turns(self) -> int:
-        """Closed-loop turns whose predecessor has not ended."""
+        """Turns that have been read and wait for an answer."""
         return sum(len(turns) for turns in self._followers.values())
 
     def _play(self, requests: Iterable[Request]) -> Generator[simpy.Event, None, None]:
         env, clock = self._env, 0
         for request in requests:
-            self._newest_id = request.request_id
+            self._open.add(request.request_id)
             if request.after is not None:
-                self._follow(request)
+                self._follow(request, request.after)
                 continue
             at = round(request.arrival_s * 1e9)
             if at < clock:
@@ -56,32 +52,32 @@ class Arrivals:
             if at > env.now:
                 yield env.timeout(at - int(env.now))
             self._emit(request)
-        self.is_exhausted = True
 
-    def _follow(self, request: Request) -> None:
-        self._has_sessions = True
-        if request.after in self._ended:
-            self._later(request)
-        elif request.after is not None:
-            self._followers[request.after].append(request)
+    def _follow(self, request: Request, after: int) -> None:
+        if after in self._ends:
+            self._later(request, self._ends[after])
+        elif after in self._open:
+            self._followers[after].append(request)
+        else:
+            raise TraceFormatError(
+                f"Request {request.request_id} waits for request {after}, which is not in front of"
+                " it in the trace or has no session; put it there and give both one session."
+            )
 
-    def on_end(self, request_id: int) -> None:
-        """A request has ended: turns that waited for it get their time."""
-        # Until the first session is seen nobody can ask for an earlier end, but its first turn may
-        # already be over.
-        self._ended.add(request_id)
-        for turn in self._followers.pop(request_id, ()):
-            self._later(turn)
+    def on_end(self, request: Request) -> None:
+        """A request has ended: turns that wait for it get their time."""
+        now = int(self._env.now)
+        self._open.discard(request.request_id)
+        if request.session is not None:  # only sessions have turns that may be read later
+            self._ends[request.request_id] = now
+        for turn in self._followers.pop(request.request_id, ()):
+            self._later(turn, now)
 
-    def _later(self, request: Request) -> None:
-        delay = round(request.think_s * 1e9)
-        timer = self._env.timeout(delay)
+    def _later(self, request: Request, end_ns: int) -> None:
+        delay = end_ns + round(request.think_s * 1e9) - int(self._env.now)
+        timer = self._env.timeout(max(0, delay))
         timer.callbacks.append(lambda _: self._emit(request))
 
     def _emit(self, request: Request) -> None:
-        now = int(self._env.now)
         self.sent += 1
-        self.last_arrival_ns = now
-        if self.first_arrival_ns is None:
-            self.first_arrival_ns = now
-        self._send(request, now)
+        self._send(request, int(self._env.now))

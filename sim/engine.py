@@ -14,15 +14,15 @@ leaves.
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
 
 import simpy
 from simpy.events import EventPriority
 
 from granikv.core.dispatch import Dispatcher
-from granikv.core.step import StepPlan, StepShape
-from granikv.cost_models.step import DecodeLine, StepCost
+from granikv.core.step import StepShape
+from granikv.cost_models.step import StepCost
 from granikv.sim.config import ServerConfig
+from granikv.sim.ledger import Ledger
 from granikv.sim.pools import Pools
 from granikv.sim.recorder import StepRecorder
 from granikv.sim.repartitioner import Repartitioner
@@ -54,28 +54,6 @@ class Alarm(simpy.Event):
         return earlier
 
 
-@dataclass(slots=True)
-class EngineTotals:
-    """Busy time by term in ns, and counts, over the engine's life.
-
-    `split_saved_ns` is what running steps as a burst and a follow-on step saved, by the cost model.
-    """
-
-    host_ns: float = 0.0
-    gemm_ns: float = 0.0
-    attention_ns: float = 0.0
-    collective_ns: float = 0.0
-    extend_ns: int = 0
-    copy_ns: int = 0
-    busy_ns: int = 0
-    decode_steps: int = 0
-    split_steps: int = 0
-    split_saved_ns: int = 0
-    retractions: int = 0
-    prefills: int = 0
-    fragmentation_ns: float = 0.0
-
-
 class Engine:
     """One server: owns the batch and the clock of its steps; pools and policies are
     `granikv.core`'s classes.
@@ -94,12 +72,11 @@ class Engine:
         self.env = env
         self.config = config
         self.pools = pools
-        self.totals = EngineTotals()
         self.scheduler = Scheduler(config, pools.index, pools.batch, pools.placement)
         self.repartitioner = Repartitioner(config, pools)
+        self.ledger = Ledger(cost, pools, self.repartitioner, recorder)
         self._cost = cost
         self._dispatcher = dispatcher
-        self._recorder = recorder
         self._on_end = on_end
         self._inbox: deque[RequestState] = deque()
         self._ended: deque[tuple[int, RequestState]] = deque()
@@ -116,7 +93,6 @@ class Engine:
         self._jump_ends: Sequence[int] | None = None
         self._jump_start_ns = 0
         self._jump_steps = 0
-        self._counted = (0, 0, 0)
         env.process(self._run())
 
     # ------------------------------------------------------------------ outside view
@@ -188,6 +164,11 @@ class Engine:
                 yield from self._prefill(items, copied)
             elif len(batch):
                 yield from self._decode(copied)
+            elif moved:
+                yield self._wait(self._cost.copy_ns(moved))
+            elif (stuck := scheduler.drop_chunked()) is not None:
+                # Nothing runs and COLD has no slot for the next chunk.
+                self._end(stuck, Status.ABORTED)
             elif scheduler.waiting:
                 # Nothing runs and the first request still does not fit: it never will.
                 self._end(scheduler.waiting.popleft(), Status.REFUSED)
@@ -203,7 +184,7 @@ class Engine:
         if self._prefilled:
             return 0
         now = int(self.env.now)
-        return self.repartitioner.advance(now, self.scheduler, self.totals.retractions)
+        return self.repartitioner.advance(now, self.scheduler, self.ledger.totals.retractions)
 
     @property
     def _now_s(self) -> float:
@@ -233,14 +214,8 @@ class Engine:
         self._last_was_decode = False
         self._last_joined.clear()
         self._end_prefill(items)
-        totals = self.totals
-        totals.prefills += 1
-        totals.extend_ns += cost.total_ns
-        totals.copy_ns += copy_ns
-        self._count_busy(start)
-        prefill_tokens = sum(item.extend_tokens for item in items)
-        end = int(self.env.now)
-        self._recorder.extend(start, end, len(items), prefill_tokens, self._counters(0))
+        tokens = sum(item.extend_tokens for item in items)
+        self.ledger.prefill(start, int(self.env.now), len(items), tokens, cost, copy_ns)
 
     def _end_prefill(self, items: list[PrefillItem]) -> None:
         """Chunks are cached at once, whole prompts join the batch and are cached when seen."""
@@ -318,11 +293,7 @@ class Engine:
         self._last_was_decode = True
         for state in pools.batch.pop_finished():
             self._finish(state)
-        self.totals.copy_ns += copy_ns
-        self._count_decode(shape, plan, line, end - start - copy_ns, steps)
-        self._count_busy(start)
-        counters = self._counters(retracted)
-        self._recorder.decode(start, end, steps, shape, plan, counters)
+        self.ledger.decode(start, end, steps, shape, plan, line, copy_ns, retracted)
 
     def _jump_length(self, shape: StepShape) -> int:
         """Decode steps until the batch, its plan or an admission decision may change."""
@@ -359,7 +330,6 @@ class Engine:
             last = pools.batch.states[0]
             pools.retract(last, 0)
             self._end(last, Status.ABORTED)
-        self.totals.retractions += len(retracted)
         return len(retracted)
 
     # ------------------------------------------------------------------ endings
@@ -392,41 +362,3 @@ class Engine:
     def _sleep(self) -> simpy.Event:
         self._idle = simpy.Event(self.env)
         return self._idle
-
-    # ------------------------------------------------------------------ counting
-
-    def _counters(self, retracted: int) -> tuple[int, int, int, int, int, int]:
-        pools = self.pools
-        misses, evicted = pools.hot_misses, pools.index.evicted_nodes
-        moved = self.repartitioner.moved_tokens
-        last_misses, last_evicted, last_moved = self._counted
-        self._counted = (misses, evicted, moved)
-        return (
-            pools.allocator.hot_used,
-            pools.allocator.cold_free,
-            misses - last_misses,
-            evicted - last_evicted,
-            retracted,
-            moved - last_moved,
-        )
-
-    def _count_busy(self, start_ns: int) -> None:
-        duration = int(self.env.now) - start_ns
-        self.totals.busy_ns += duration
-        self.totals.fragmentation_ns += duration * self.pools.fragmentation
-
-    def _count_decode(
-        self, shape: StepShape, plan: StepPlan, line: DecodeLine, duration_ns: int, steps: int
-    ) -> None:
-        totals = self.totals
-        totals.host_ns += steps * line.host_ns
-        totals.gemm_ns += steps * line.gemm_ns
-        totals.collective_ns += steps * line.collective_ns
-        fixed = line.host_ns + line.gemm_ns + line.collective_ns
-        totals.attention_ns += duration_ns - steps * fixed
-        totals.decode_steps += steps
-        if plan.row_split:
-            whole = self._cost.decode(shape, replace(plan, row_split=()))
-            saved = whole.ns(shape.private_tokens) - line.ns(shape.private_tokens)
-            totals.split_steps += steps
-            totals.split_saved_ns += steps * saved

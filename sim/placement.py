@@ -2,7 +2,8 @@
 
 from granikv.core.admission import PrefixView
 from granikv.core.directory import SlabDirectory
-from granikv.sim.prefix_index import Node, PrefixIndex
+from granikv.sim.prefix_index import PrefixIndex
+from granikv.sim.radix_node import Node
 from granikv.sim.requests import RequestState
 
 # Node ids start above this, so it names a prefix that has no node yet.

@@ -13,7 +13,8 @@ from granikv.core.step import StepShape
 from granikv.sim.config import ServerConfig
 from granikv.sim.decode_batch import DecodeBatch
 from granikv.sim.placement import HotPlacement
-from granikv.sim.prefix_index import Node, PrefixIndex
+from granikv.sim.prefix_index import PrefixIndex
+from granikv.sim.radix_node import Node
 from granikv.sim.requests import RequestState
 
 
@@ -71,12 +72,22 @@ class Pools:
     def decode(self, steps: int) -> None:
         """Take the slots of `steps` decode steps of all rows; they were promised when the jump was
         chosen.
+
+        Evicts for one step when it must, never for later ones in advance: the slots are those that
+        stepping would have taken.
         """
-        count = steps * len(self.batch)
-        slots = self.allocator.alloc_cold(count) if self.index.ensure_cold(count) else None
-        if slots is None:
-            raise IntegrityError("a decode step found no COLD slots that were counted as free")
-        self.batch.advance(slots, steps)
+        rows = len(self.batch)
+        while steps:
+            fitting = self.allocator.cold_free // rows
+            if not fitting:
+                self.index.ensure_cold(rows)
+                fitting = self.allocator.cold_free // rows
+            taken = min(fitting, steps)
+            slots = self.allocator.alloc_cold(taken * rows) if taken else None
+            if slots is None:
+                raise IntegrityError("a decode step found no COLD slots that were counted as free")
+            self.batch.advance(slots, taken)
+            steps -= taken
 
     def release(self, state: RequestState, now_s: float) -> None:
         """A finished row leaves; its output is cached below its prompt, as the live tree does.

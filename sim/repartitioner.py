@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 
+from granikv.core.errors import ConfigError
 from granikv.core.repartition import StaticPolicy, Window, make_policy
 from granikv.sim.config import ServerConfig
 from granikv.sim.pools import Pools
@@ -49,10 +50,18 @@ class Repartitioner:
         target = self._policy.observe(self._window(now_ns / 1e9, scheduler, retractions))
         if target is None or target == self._pools.allocator.hot_tokens:
             return 0
-        return self._begin(target)
+        return self._begin(target, scheduler)
 
-    def _begin(self, hot_tokens: int) -> int:
+    def _begin(self, hot_tokens: int, scheduler: Scheduler) -> int:
         allocator = self._pools.allocator
+        if not 0 <= hot_tokens < allocator.size_tokens:
+            raise ConfigError(
+                f"The repartition policy asked for {hot_tokens} HOT tokens; it must stay within 0 "
+                f"and {allocator.size_tokens - 1}."
+            )
+        # Requests that were let in under the old boundary must still fit.
+        if not scheduler.all_fit(allocator.size_tokens - hot_tokens):
+            return 0
         migration = allocator.plan_move(hot_tokens)
         if not migration.feasible:
             return 0

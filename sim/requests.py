@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from granikv.core.directory import Reservation
-from granikv.sim.prefix_index import Cursor, Node
+from granikv.sim.radix_node import Cursor, Node
 from granikv.traces.request import Request, Run
 
 # Generated tokens that no later prompt repeats get a stream of their own, far below every segment a

@@ -13,7 +13,8 @@ from granikv.cost_models.dispatch_table import build_cost_table
 from granikv.cost_models.step import StepCost
 from granikv.sim.arrivals import Arrivals
 from granikv.sim.config import ServerConfig
-from granikv.sim.engine import Engine, EngineTotals
+from granikv.sim.engine import Engine
+from granikv.sim.ledger import EngineTotals
 from granikv.sim.pools import Pools
 from granikv.sim.recorder import RecordSink, StepRecorder
 from granikv.sim.requests import RequestState, Status
@@ -115,7 +116,7 @@ def simulate(
     def on_end(state: RequestState) -> None:
         ended[state.status] += 1
         sink.request(*request_row(state))
-        arrivals.on_end(state.request.request_id)
+        arrivals.on_end(state.request)
         if on_progress is not None:
             count = ended[Status.FINISHED] + ended[Status.REFUSED]
             if count % 256 == 0:
@@ -154,7 +155,7 @@ def simulate(
         refused=ended[Status.REFUSED],
         aborted=ended[Status.ABORTED],
         unfinished=len(left),
-        totals=[engine.totals for engine in engines],
+        totals=[engine.ledger.totals for engine in engines],
         hot_misses=misses,
         promoted_tokens=sum(
             e.pools.placement.promoted_tokens for e in engines if e.pools.placement is not None

@@ -97,6 +97,12 @@ class Scheduler:
         """Whether the request can ever be admitted: prompt, output and a spare slot within COLD."""
         return state.fill_tokens + state.remaining_output + 1 < cold_tokens
 
+    def all_fit(self, cold_tokens: int) -> bool:
+        """Whether every request inside could still run with so much COLD."""
+        chunked = [self._chunked] if self._chunked is not None else []
+        inside = [*self._batch.states, *chunked, *self.waiting]
+        return all(self.fits(state, cold_tokens) for state in inside)
+
     # ------------------------------------------------------------------ prefill
 
     def next_prefill(self, now_s: float, unseen_tokens: int) -> list[PrefillItem]:
@@ -119,16 +125,28 @@ class Scheduler:
         )
         items: list[PrefillItem] = []
         if self._chunked is not None:
-            items.append(self._continue_chunk(self._chunked, adder))
+            item = self._continue_chunk(self._chunked, adder)
+            if item is None:
+                return []
+            items.append(item)
         if self.waiting:
             self._admit_waiting(items, adder, now_s)
         return items
 
-    def _continue_chunk(self, state: RequestState, budget: "_Budget") -> PrefillItem:
+    def _continue_chunk(self, state: RequestState, budget: "_Budget") -> PrefillItem | None:
+        """The next chunk; None when COLD has not a slot for it.
+
+        A chunk goes on even when nothing may be promised any more, as in the live scheduler; but
+        where that one fails, this one waits for decoding rows to end.
+        """
         done = _depth(state)
         wanted = state.fill_tokens - done
         room = min(budget.chunk_tokens, int(budget.total_tokens))
-        extend = min(wanted, room if room > 0 else budget.chunk_tokens)
+        if room <= 0:
+            room = min(budget.chunk_tokens, budget.free_tokens)
+        extend = min(wanted, room)
+        if extend < 1:
+            return None
         truncated = extend < wanted
         budget.charge(extend, 0 if truncated else _charged_output(state))
         if not truncated:
@@ -219,6 +237,18 @@ class Scheduler:
             return 0
         return max(0, min(extend_tokens, state.request.prefix_tokens - _depth(state)))
 
+    def drop_chunked(self) -> RequestState | None:
+        """Give up the request that is prefilled in chunks; what it has computed stays cached."""
+        state = self._chunked
+        if state is None or state.last_node is None:
+            return None
+        self._chunked = None
+        self._index.unlock(state.last_node)
+        state.last_node = state.cursor = None
+        if self._placement is not None:
+            self._placement.finish(state)
+        return state
+
     # ------------------------------------------------------------------ decode
 
     def slots_for_decode(self, rows: int) -> int:
@@ -284,11 +314,15 @@ class _Budget:
         self.chunk_tokens -= extend_tokens
 
     @property
+    def free_tokens(self) -> int:
+        """Free and evictable COLD tokens that this step has not taken."""
+        index = self._index
+        return index.allocator.cold_free + index.evictable_tokens - self._taken
+
+    @property
     def is_out_of_tokens(self) -> bool:
         """Whether COLD has nothing left to promise: closes admission."""
-        index = self._index
-        free_now = index.allocator.cold_free + index.evictable_tokens - self._taken
-        return self.total_tokens <= 0 or free_now <= 0
+        return self.total_tokens <= 0 or self.free_tokens <= 0
 
     @property
     def is_spent(self) -> bool:

@@ -1,4 +1,4 @@
-"""Hypothesis runs the same examples every time; `--hypothesis-profile=search` looks for new ones."""
+"""Hypothesis runs the same examples each time; `--hypothesis-profile=search` looks for new ones."""
 
 from hypothesis import settings
 

@@ -11,6 +11,7 @@ import yaml
 from granikv.core.errors import TraceFormatError
 from granikv.traces.readers import canonical
 from granikv.traces.readers.reading import open_text
+from granikv.traces.spec import WorkloadSpec
 
 Format = Literal[
     "mooncake",
@@ -88,7 +89,7 @@ def _of_keys(record: Mapping[str, object]) -> Format | None:
         return "canonical"
     if isinstance(record.get("requests"), list) and "block_size" in record:
         return "weka"
-    if "arrivals" in record:
+    if _is_workload(record):
         return "workload"
     if isinstance(record.get("hash_ids"), dict):
         return "ragpulse"
@@ -113,10 +114,15 @@ def _of_csv(line: str) -> Format | None:
 
 
 def _of_yaml(head: str) -> Format | None:
-    if "arrivals" not in head:
+    if not any(f"{name}:" in head for name in WorkloadSpec.model_fields):
         return None
     try:
         document = yaml.safe_load(head)
     except yaml.YAMLError:
         return None
-    return "workload" if isinstance(document, dict) and "arrivals" in document else None
+    return "workload" if isinstance(document, dict) and _is_workload(document) else None
+
+
+def _is_workload(document: Mapping[str, object]) -> bool:
+    """Two of its fields are enough, so that a misspelt third is reported as just that."""
+    return len(document.keys() & WorkloadSpec.model_fields.keys()) >= 2

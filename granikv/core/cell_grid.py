@@ -102,28 +102,34 @@ class CellGrid:
     def refine(
         self, cells: NDArray[np.intp], modes: NDArray[np.intp], private_c: float, private_m: float
     ) -> tuple[NDArray[np.intp], float]:
-        """Change one segment's mode at a time while that lowers max(sum compute, sum memory)."""
-        places = range(len(cells))
+        """Change one segment's mode at a time while that lowers max(sum compute, sum memory).
+
+        Ends with at least one segment that is not paged, if any is HOT: an all-paged step is the
+        stock engine's and is never launched fused.
+        """
+        hot = [place for place, cell in enumerate(cells) if cell < self.compute.shape[1] // 2]
         compute: list[list[float]] = self.compute[:, cells].tolist()
         memory: list[list[float]] = self.memory[:, cells].tolist()
         chosen: list[int] = modes.tolist()
-        total_c = private_c + sum(compute[chosen[i]][i] for i in places)
-        total_m = private_m + sum(memory[chosen[i]][i] for i in places)
-        while True:
-            best, flip = max(total_c, total_m), None
-            for i in places:
+        total_c = private_c + sum([compute[mode][i] for i, mode in enumerate(chosen)])
+        total_m = private_m + sum([memory[mode][i] for i, mode in enumerate(chosen)])
+        while hot:
+            is_paged = not any(chosen)
+            best_ns, flip = math.inf if is_paged else max(total_c, total_m), None
+            for i in hot:
                 rest_c = total_c - compute[chosen[i]][i]
                 rest_m = total_m - memory[chosen[i]][i]
-                for mode in range(3):
-                    time = max(rest_c + compute[mode][i], rest_m + memory[mode][i])
-                    if time < best * (1 - 1e-9):
-                        best, flip = (
-                            time,
-                            (i, mode, rest_c + compute[mode][i], rest_m + memory[mode][i]),
-                        )
-            if flip is None:
-                return np.array(chosen, np.intp), best
-            chosen[flip[0]], total_c, total_m = flip[1:]
+                for mode in range(1, 3) if is_paged else range(3):
+                    time_ns = max(rest_c + compute[mode][i], rest_m + memory[mode][i])
+                    if time_ns < best_ns * (1 - 1e-9):
+                        best_ns, flip = time_ns, (i, mode)
+            if flip is None or (flip[1] == 0 and sum(map(bool, chosen)) == 1):
+                break
+            i, mode = flip
+            total_c += compute[mode][i] - compute[chosen[i]][i]
+            total_m += memory[mode][i] - memory[chosen[i]][i]
+            chosen[i] = mode
+        return np.array(chosen, np.intp), max(total_c, total_m)
 
     def cells(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
         """Index of the cell that holds each segment's (length, rows)."""

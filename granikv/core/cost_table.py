@@ -86,11 +86,21 @@ class CostTable:
             ("collective_ns", (grid[1],)),
         ):
             array = getattr(self, name)
+            if not isinstance(array, np.ndarray):
+                raise ValueError(f"{name} must be an array, got {array!r}")
             if array.shape != shape:
                 raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
             if not bool(np.all(np.isfinite(array))) or float(array.min()) < 0:
                 raise ValueError(f"{name} must be finite and not negative")
             array.setflags(write=False)
+        for name in ("num_layers", "group", "m_sat"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        for name in ("private_compute_ns_per_token", "private_latency_ns"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not value >= 0:
+                raise ValueError(f"{name} must be a number and not negative, got {value!r}")
 
     def save(self, path: Path) -> None:
         """Write the table as JSON; `load` gives it back bit for bit."""
@@ -110,7 +120,7 @@ class CostTable:
         """
         try:
             body = json.loads(path.read_text())
-            if body.pop("format") != _FORMAT:
+            if not isinstance(body, dict) or body.pop("format", None) != _FORMAT:
                 raise ValueError(f"format must be {_FORMAT}")
             integers = {"rows", "lengths"}
             arguments: dict[str, Any] = {

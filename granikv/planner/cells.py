@@ -29,7 +29,10 @@ _TREND_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class PlanTask:
-    """What every cell of a plan has in common; picklable, since cells run in worker processes."""
+    """What every cell of a plan has in common; picklable, since cells run in worker processes.
+
+    `size_source` says in words where the KV capacity comes from.
+    """
 
     trace: Path
     trace_format: Format | Literal["auto"]
@@ -42,6 +45,7 @@ class PlanTask:
     server: ServerConfig
     router: str
     slo: Slo
+    size_source: str = "given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +177,9 @@ def _result(
 
 
 def _timeline(steps: pl.LazyFrame, server: ServerConfig) -> dict[str, list[float]]:
-    """Pool occupancy and rows of the first replica at up to 400 evenly spaced rows."""
+    """Pool occupancy and decode rows of the first replica, at up to 400 evenly spaced records."""
     frame = (
-        steps.filter(pl.col("replica") == 0)
+        steps.filter((pl.col("replica") == 0) & (pl.col("kind") == "decode"))
         .select("start_s", "hot_used", "cold_free", "rows")
         .collect()
     )

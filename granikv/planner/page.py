@@ -1,11 +1,11 @@
 """page: a plan as one self-contained HTML file - recommendation, table, figures, assumptions."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -13,12 +13,22 @@ from granikv import __version__
 from granikv.planner.cells import CellResult
 from granikv.planner.plan import provenance
 from granikv.planner.search import REFERENCE_FRACTION, Findings
-from granikv.planner.verdict import CONFIDENCE, OBJECTIVES, Point, Verdict
-from granikv.sim.metrics import Distribution
+from granikv.planner.verdict import CONFIDENCE, Verdict
+from granikv.planner.words import OBJECTIVES
 
-_STOCK, _CASCADE, _GRANIKV = "#6b7280", "#d97706", "#2563eb"
-_HOT, _COLD, _ROWS = "#dc2626", "#93c5fd", "#111827"
+_GRANIKV = "#2563eb"
+_COLORS = {
+    "stock": "#6b7280",
+    "cascade": "#d97706",
+    "HOT": "#f87171",
+    "COLD": "#bfdbfe",
+    "rows": "#111827",
+}
+# The two often coincide; dots over dashes show both.
+_DASHES = {"stock": {"dash": "dash"}, "cascade": {"dash": "dot"}}
 _BAND, _FLAT = "rgba(37, 99, 235, 0.15)", "rgba(16, 185, 129, 0.12)"
+_LOG_TICKS = [digit * 10.0**power for power in range(-4, 7) for digit in (1, 3)]
+_CONFIG = {"displayModeBar": False, "responsive": True}
 _TERMS = {
     "host": ("host", "#9ca3af"),
     "gemm": ("matrix products", "#60a5fa"),
@@ -34,54 +44,38 @@ _PROVENANCE = {
     "stated": "stated, not fitted",
 }
 _NOT_MODELLED = (
-    "waves and tails of kernels, clock changes and power limits",
-    "tokenisation, the network, and sampling beyond a fixed host time per step",
-    "other users of the GPU, failures and restarts",
-    "whether a real server's KV capacity is what the memory rule says (its log has the number)",
+    "waves and tails of kernels, clocks and power limits; tokenisation, the network and sampling "
+    "beyond a fixed host time per step; other users of the GPU, failures and restarts"
 )
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the comparison, as text; `is_recommended` marks the answer."""
-
-    cells: tuple[str, ...]
-    is_recommended: bool = False
+Table = tuple[tuple[str, ...], dict[str, tuple[str, ...]]]
 
 
-def comparison(findings: Findings, verdict: Verdict | None) -> tuple[tuple[str, ...], list[Row]]:
-    """Headers and rows: stock, batch-global cascade, each fraction, of the nominal seed.
+def comparison(findings: Findings, verdict: Verdict | None) -> Table:
+    """Headers, and cells by name of the row: stock, cascade, each fraction, of the nominal seed.
 
-    Systems without a nominal run are left out; without a verdict there are no gains.
+    Rows without a nominal run are left out; without a verdict there are no gains.
     """
     has_slo = findings.task.slo.is_set
-    headers = ("HOT fraction", "gain over stock", "tokens/s")
-    headers += ("goodput, req/s",) if has_slo else ()
-    headers += ("TTFT s, p50 / p95", "TPOT ms, p50 / p95", "HOT share of prompts")
-    headers += ("HOT misses", "cached share", "retractions")
+    headers = ["HOT fraction", "gain over stock", "tokens/s"]
+    headers += ["goodput, req/s"] if has_slo else []
+    headers += ["TTFT s, p50 / p95", "TPOT ms, p50 / p95", "HOT share"]
+    headers += ["HOT misses", "cached", "retracted"]
+    runs = {"stock engine": findings.of("sglang"), "cascade": findings.of("cascade")}
+    runs |= {f"{f:g}": findings.of("granikv", f) for f in findings.fractions}
     gains = _gains(verdict)
-    best = None if verdict is None else verdict.fraction
-    entries = [
-        ("stock engine", gains.get("sglang", ""), findings.of("sglang"), False),
-        ("batch-global cascade", gains.get("cascade", ""), findings.of("cascade"), False),
-    ]
-    for fraction in findings.fractions:
-        runs = findings.of("granikv", fraction)
-        entries.append((f"{fraction:g}", gains.get(fraction, ""), runs, fraction == best))
-    rows = [
-        Row((name, gain, *_figures(runs[0], has_slo)), is_best)
-        for name, gain, runs, is_best in entries
-        if runs and runs[0].cell.seed == 0
-    ]
-    return headers, rows
+    nominal = {name: found[0] for name, found in runs.items() if found and not found[0].cell.seed}
+    return tuple(headers), {
+        name: (gains.get(name, ""), *_figures(result, has_slo)) for name, result in nominal.items()
+    }
 
 
-def _gains(verdict: Verdict | None) -> dict[float | str, str]:
-    """Gain over the stock engine as text, by system or fraction."""
+def _gains(verdict: Verdict | None) -> dict[str, str]:
+    """Gain over the stock engine as text, by name of the row."""
     if verdict is None:
         return {}
-    gains: dict[float | str, str] = {"sglang": "1.00x", "cascade": f"{_cascade_gain(verdict):.2f}x"}
-    return gains | {point.fraction: point.gain.text for point in verdict.points}
+    cascade = {"cascade": f"{_cascade_gain(verdict):.2f}x"}
+    return cascade | {f"{point.fraction:g}": point.gain.text for point in verdict.points}
 
 
 def _cascade_gain(verdict: Verdict) -> float:
@@ -94,7 +88,7 @@ def _figures(result: CellResult, has_slo: bool) -> Iterable[str]:
     yield f"{summary.throughput_tokens_per_s:,.0f}"
     if has_slo:
         yield f"{summary.goodput_requests_per_s:.2f}"
-    yield f"{_seconds(summary.ttft_s.p50)} / {_seconds(summary.ttft_s.p95)}"
+    yield f"{summary.ttft_s.p50:,.2f} / {summary.ttft_s.p95:,.2f}"
     yield f"{summary.tpot_s.p50 * 1e3:.1f} / {summary.tpot_s.p95 * 1e3:.1f}"
     yield f"{summary.hot_share:.1%}"
     yield f"{summary.hot_misses:,}"
@@ -102,20 +96,13 @@ def _figures(result: CellResult, has_slo: bool) -> Iterable[str]:
     yield f"{summary.retractions:,}"
 
 
-def _seconds(value: float) -> str:
-    if value < 10:
-        return f"{value:.2f}"
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
-
-
 def provenance_line(findings: Findings) -> str:
     """How sound the cost model is: as sound as its least sound parameter."""
     params = findings.task.params
     kinds = Counter(parameter.provenance for _, parameter in params.terms.items())
     parts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    derived = f", derived from {params.derived_from}" if params.derived_from else ""
     worst = _PROVENANCE[provenance(findings.task)]
-    return f"Cost model of {params.gpu}: {worst} ({parts} parameters{derived})."
+    return f"Cost model of {params.gpu}: {worst} ({parts} parameters)."
 
 
 def write_page(
@@ -125,26 +112,17 @@ def write_page(
 
     The file needs nothing else: plotly.js is inside.
     """
-    shown = _shown(verdict)
-    stock = findings.of("sglang")[0]
-    groups = (
-        _Figures("Gain over the stock engine", _gain_caption(verdict), [("", _gain_figure(verdict))]),
-        _Figures("Speed over the pool fraction", _SPEED_CAPTION, _speed_figures(findings, verdict)),
-        _Figures("Pool occupancy over time", _POOL_CAPTION, _pool_figures(stock, shown.nominal)),
-        _Figures("Latency distributions", _CDF_CAPTION, _cdf_figures(findings, shown)),
-        _Figures("Where GPU time goes", _TIME_CAPTION, [("", _time_figure(findings, shown))]),
-    )
     task = findings.task
     subject = f"{task.trace.name} on {task.model.name}, {task.hardware.name}"
     subject += f" x {task.tp}" if task.tp > 1 else ""
-    subject += f", {findings.replicas} replicas" if findings.replicas > 1 else ""
+    recommended = f"{verdict.fraction:g}" if verdict.helps else "stock engine"
     body = _PAGE.substitute(
         subject=escape(subject),
         warning=_WARNING if findings.is_partial else "",
         cards=_cards(verdict),
         sentences="".join(f"<p>{escape(sentence)}</p>" for sentence in verdict.sentences),
-        table=_table(*comparison(findings, verdict)),
-        figures=_sections(groups),
+        table=_table(*comparison(findings, verdict), best=recommended),
+        figures=_sections(findings, verdict),
         assumptions=_assumptions(findings, facts or {}),
         parameters=_parameters(findings),
         version=escape(__version__),
@@ -152,34 +130,39 @@ def write_page(
     path.write_text(body, encoding="utf-8")
 
 
-def _shown(verdict: Verdict) -> Point:
-    """The recommended point, or the best tried when none is recommended."""
-    return max(verdict.points, key=lambda point: point.gain.mean)
-
-
 # ---------------------------------------------------------------------- figures
 
 
-@dataclass(frozen=True, slots=True)
-class _Figures:
-    """A section: panels side by side where there is room, each with its own small title."""
-
-    title: str
-    caption: str
-    panels: Sequence[tuple[str, go.Figure]]
-
-
-_SPEED_CAPTION = "Nominal cost model. TTFT is time to first token, TPOT time per output token; 95th percentiles."
-_POOL_CAPTION = "Tokens in use in the KV pool of the first replica (areas), and requests in the decode batch (line)."
-_CDF_CAPTION = "Share of finished requests at or below a value."
-_TIME_CAPTION = "GPU seconds for the whole trace, by term of the cost model; a shorter bar is less work."
-
-
-def _gain_caption(verdict: Verdict) -> str:
-    return (
-        f"In {OBJECTIVES[verdict.objective]}. The band is a {CONFIDENCE:.0%} interval from seeds that each draw "
-        "the cost model from its own errors; the shaded region is within the noise of the best."
+def _sections(findings: Findings, verdict: Verdict) -> str:
+    """All figures as HTML; plotly.js comes with the first one."""
+    best = verdict.best
+    runs = {
+        "stock": verdict.stock,
+        "cascade": findings.of("cascade")[0],
+        f"GraniKV at {best.fraction:g}": best.nominal,
+    }
+    gain_caption = (
+        f"In {OBJECTIVES[verdict.objective]}. The band is a {CONFIDENCE:.0%} interval from seeds "
+        "that each draw the cost model from its stated errors; green is as good as the best."
     )
+    sections: list[tuple[str, str, dict[str, go.Figure]]] = [
+        ("Gain over the stock engine", gain_caption, {"": _gain(verdict)}),
+        ("Speed over the pool fraction", "Nominal cost model.", _speed(runs, verdict)),
+        ("Pool occupancy over time", "First replica; rows: its decode batch.", _pools(runs)),
+        ("Latency distributions", "Share of requests at or below a value.", _distributions(runs)),
+        ("Where GPU time goes", "By term of the cost model.", {"": _gpu_time(runs)}),
+    ]
+    parts, is_first = [], True
+    for title, caption, panels in sections:
+        parts.append(f"<h2>{title}</h2><p class=note>{escape(caption)}</p>")
+        # The number of columns is fixed before the scripts run: they measure their own width once.
+        parts.append(f"<div class='grid of{len(panels)}'>")
+        for name, figure in panels.items():
+            html = figure.to_html(_CONFIG, full_html=False, include_plotlyjs=is_first)
+            is_first = False
+            parts.append(f"<figure><figcaption>{escape(name)}</figcaption>{html}</figure>")
+        parts.append("</div>")
+    return "".join(parts)
 
 
 def _figure(x: str, y: str, height: int = 320) -> go.Figure:
@@ -187,9 +170,9 @@ def _figure(x: str, y: str, height: int = 320) -> go.Figure:
     figure.update_layout(
         template="plotly_white",
         height=height,
-        margin={"l": 64, "r": 16, "t": 8, "b": 48},
+        margin={"l": 56, "r": 16, "t": 8, "b": 48},
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#1f2937"},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.02, "x": 0, "traceorder": "normal"},
         hovermode="x unified",
     )
     figure.update_xaxes(title=x, automargin=True)
@@ -197,170 +180,219 @@ def _figure(x: str, y: str, height: int = 320) -> go.Figure:
     return figure
 
 
-def _gain_figure(verdict: Verdict) -> go.Figure:
-    points = verdict.points
-    fractions = [point.fraction for point in points]
-    means = [point.gain.mean for point in points]
+def _line(
+    figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float], **style: Any
+) -> None:
+    """Add a line in the system's colour; a single point becomes a marker."""
+    mode = "lines+markers" if name.startswith("GraniKV") or len(x) == 1 else "lines"
+    line = {"color": _COLORS.get(name, _GRANIKV)} | style.pop("line", {})
+    figure.add_scatter(**({"x": x, "y": y, "name": name, "mode": mode, "line": line} | style))
+
+
+def _gain(verdict: Verdict) -> go.Figure:
+    fractions = [point.fraction for point in verdict.points]
+    gains = [point.gain for point in verdict.points]
     figure = _figure("HOT pool fraction", "gain (x)", height=400)
-    edges = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-    figure.add_scatter(x=fractions, y=[point.gain.high for point in points], **edges)
-    figure.add_scatter(
-        x=fractions, y=[point.gain.low for point in points], fill="tonexty", fillcolor=_BAND, **edges
-    )
-    figure.add_scatter(
-        x=fractions,
-        y=means,
-        name="GraniKV",
-        mode="lines+markers",
-        line={"color": _GRANIKV, "width": 2.5},
-        customdata=[point.gain.text for point in points],
-        hovertemplate="%{customdata}",
-    )
-    ends = [fractions[0], fractions[-1]]
-    for name, level, color in (
-        ("batch-global cascade", _cascade_gain(verdict), _CASCADE),
-        ("stock engine", 1.0, _STOCK),
-    ):
-        line = {"color": color, "dash": "dash"}
-        mode = "lines" if len(points) > 1 else "markers"
-        figure.add_scatter(
-            x=ends, y=[level] * 2, name=name, mode=mode, line=line, hovertemplate="%{y:.2f}x"
-        )
+    edge = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
+    _line(figure, "", fractions, [gain.high for gain in gains], **edge)
+    low = [gain.low for gain in gains]
+    _line(figure, "", fractions, low, fill="tonexty", fillcolor=_BAND, **edge)
+    text = {"customdata": [gain.text for gain in gains], "hovertemplate": "%{customdata}"}
+    _line(figure, "GraniKV", fractions, [gain.mean for gain in gains], **text)
+    for name, level in (("stock", 1.0), ("cascade", _cascade_gain(verdict))):
+        _line(figure, name, fractions, [level] * len(fractions), line=_DASHES[name])
     if verdict.flat[0] < verdict.flat[1]:
-        figure.add_vrect(x0=verdict.flat[0], x1=verdict.flat[1], fillcolor=_FLAT, line_width=0, layer="below")
-    best = _shown(verdict)
-    figure.add_scatter(
-        x=[best.fraction],
-        y=[best.gain.mean],
-        name="recommended" if verdict.fraction is not None else "best tried",
-        mode="markers",
-        marker={"symbol": "star", "size": 17, "color": _GRANIKV, "line": {"color": "white", "width": 1}},
-        hoverinfo="skip",
-    )
+        figure.add_vrect(*verdict.flat, fillcolor=_FLAT, line_width=0, layer="below")
+    best = verdict.best
+    star = {"symbol": "star", "size": 18, "color": _GRANIKV, "line": {"color": "white", "width": 1}}
+    name = "recommended" if verdict.helps else "best tried"
+    here = {"mode": "markers", "marker": star, "hoverinfo": "skip"}
+    _line(figure, name, [best.fraction], [best.gain.mean], **here)
+    figure.update_yaxes(rangemode="tozero")
     return figure
 
 
-def _speed_figures(findings: Findings, verdict: Verdict) -> list[tuple[str, go.Figure]]:
-    panels: list[tuple[str, str, float, str]] = [
-        ("Throughput", "throughput_tokens_per_s", 1.0, "output tokens/s"),
-        ("TTFT, p95", "ttft_s", 1.0, "s"),
-        ("TPOT, p95", "tpot_s", 1e3, "ms"),
-    ]
-    figures = []
-    for title, name, scale, unit in panels:
-        figure = _figure("HOT pool fraction", unit)
-        fractions = [point.fraction for point in verdict.points]
-        values = [_value(point.nominal, name) * scale for point in verdict.points]
-        figure.add_scatter(
-            x=fractions, y=values, name="GraniKV", mode="lines+markers", line={"color": _GRANIKV}
-        )
-        for label, system, color in (("stock", "sglang", _STOCK), ("cascade", "cascade", _CASCADE)):
-            level = _value(findings.of(system)[0], name) * scale
-            mode = "lines" if len(fractions) > 1 else "markers"
-            line = {"color": color, "dash": "dash"}
-            figure.add_scatter(x=fractions, y=[level] * len(fractions), name=label, mode=mode, line=line)
+def _speed(runs: dict[str, CellResult], verdict: Verdict) -> dict[str, go.Figure]:
+    panels: dict[str, tuple[str, Callable[[CellResult], float]]] = {
+        "Throughput": ("output tokens/s", lambda run: run.summary.throughput_tokens_per_s),
+        "Time to first token, p95": ("s", lambda run: run.summary.ttft_s.p95),
+        "Time per output token, p95": ("ms", lambda run: run.summary.tpot_s.p95 * 1e3),
+    }
+    fractions = [point.fraction for point in verdict.points]
+    figures = {}
+    for title, (unit, value) in panels.items():
+        figure = figures[title] = _figure("HOT pool fraction", unit)
+        _line(figure, "GraniKV", fractions, [value(point.nominal) for point in verdict.points])
+        for name in ("stock", "cascade"):
+            level = [value(runs[name])] * len(fractions)
+            _line(figure, name, fractions, level, line=_DASHES[name])
         figure.update_yaxes(rangemode="tozero", hoverformat=",.4~g")
-        figures.append((title, figure))
     return figures
 
 
-def _value(result: CellResult, name: str) -> float:
-    value: float | Distribution = getattr(result.summary, name)
-    return value.p95 if isinstance(value, Distribution) else value
-
-
-def _pool_figures(stock: CellResult, shown: CellResult) -> list[tuple[str, go.Figure]]:
-    fraction = shown.cell.hot_fraction
-    runs = ((f"GraniKV at {fraction:g}", shown), ("stock engine (one pool)", stock))
+def _pools(runs: dict[str, CellResult]) -> dict[str, go.Figure]:
+    shown = {name: runs[name] for name in reversed(runs) if name != "cascade"}
     largest = max(
         hot + cold
-        for _, run in runs
+        for run in shown.values()
         for hot, cold in zip(run.timeline["hot_used"], run.timeline["cold_used"], strict=True)
     )
-    panels = []
-    for title, run in runs:
+    figures = {}
+    for title, run in shown.items():
+        figure = figures[title] = _figure("s", "tokens in use")
         times = run.timeline["time_s"]
-        figure = _figure("s", "tokens in use")
-        for name, key, color in (("HOT", "hot_used", _HOT), ("COLD", "cold_used", _COLD)):
-            if name == "HOT" and run is stock:
-                continue
-            figure.add_scatter(
-                x=times,
-                y=run.timeline[key],
-                name=name,
-                stackgroup="pool",
-                mode="lines",
-                line={"width": 0.5, "color": color, "shape": "hv"},
-            )
-        figure.add_scatter(
-            x=times,
-            y=run.timeline["rows"],
-            name="rows",
-            yaxis="y2",
-            mode="lines",
-            line={"width": 1.2, "color": _ROWS, "shape": "hv"},
-        )
+        pools = ("HOT", "COLD") if run.cell.hot_fraction is not None else ("COLD",)
+        for name in pools:
+            area = {"stackgroup": "pool", "mode": "lines", "line": {"width": 0.5, "shape": "hv"}}
+            used = run.timeline[f"{name.lower()}_used"]
+            _line(figure, name, times, used, fillcolor=_COLORS[name], **area)
+        rows = {"yaxis": "y2", "mode": "lines", "line": {"width": 1.2, "shape": "hv"}}
+        _line(figure, "rows", times, _envelope(run.timeline["rows"]), **rows)
         figure.update_yaxes(range=[0, largest * 1.05])
-        figure.update_layout(
-            margin={"r": 56},
-            yaxis2={
-                "overlaying": "y",
-                "side": "right",
-                "title": {"text": "rows", "standoff": 4},
-                "rangemode": "tozero",
-                "showgrid": False,
-            },
-        )
-        panels.append((title, figure))
-    return panels
+        right = {"overlaying": "y", "side": "right", "title": {"text": "rows"}, "showgrid": False}
+        right |= {"rangemode": "tozero", "tickmode": "auto"}
+        figure.update_layout(margin={"r": 56}, yaxis2=right)
+    return figures
 
 
-def _cdf_figures(findings: Findings, shown: Point) -> list[tuple[str, go.Figure]]:
-    runs = (
-        ("stock", findings.of("sglang")[0], _STOCK),
-        ("cascade", findings.of("cascade")[0], _CASCADE),
-        (f"GraniKV at {shown.fraction:g}", shown.nominal, _GRANIKV),
-    )
-    panels = []
-    for title, key, scale, unit in (("TTFT", "ttft_s", 1.0, "s"), ("TPOT", "tpot_s", 1e3, "ms")):
-        figure = _figure(unit, "% of requests")
-        for name, run, color in runs:
-            values = [value * scale for value in run.cdf[key]]
-            dash = "dash" if name == "cascade" else "solid"
-            figure.add_scatter(
-                x=values,
-                y=list(range(len(values))),
-                name=name,
-                mode="lines",
-                line={"color": color, "dash": dash, "width": 2},
-            )
-        figure.update_xaxes(type="log", dtick=1, minor={"dtick": "D1"})
-        figure.update_layout(hovermode="closest")
-        panels.append((title, figure))
-    return panels
+def _envelope(rows: Sequence[float]) -> list[float]:
+    """Largest of neighbouring samples: a prefill step counts only the requests it extends."""
+    return [max(rows[max(0, place - 4) : place + 5]) for place in range(len(rows))]
 
 
-def _time_figure(findings: Findings, shown: Point) -> go.Figure:
-    runs = {
-        f"GraniKV at {shown.fraction:g}": shown.nominal,
-        "cascade": findings.of("cascade")[0],
-        "stock": findings.of("sglang")[0],
+def _distributions(runs: dict[str, CellResult]) -> dict[str, go.Figure]:
+    panels = {
+        "Time to first token": ("ttft_s", 1.0, "s"),
+        "Time per output token": ("tpot_s", 1e3, "ms"),
     }
-    figure = _figure("GPU seconds", "", height=300)
+    figures = {}
+    for title, (key, scale, unit) in panels.items():
+        figure = figures[title] = _figure(unit, "% of requests")
+        for name, run in runs.items():
+            values = [value * scale for value in run.cdf[key]]
+            line = {"dash": "dot"} if name == "cascade" else {}
+            _line(figure, name, values, list(range(len(values))), mode="lines", line=line)
+        figure.update_xaxes(
+            type="log", tickvals=_LOG_TICKS, ticktext=[f"{t:g}" for t in _LOG_TICKS]
+        )
+        figure.update_layout(hovermode="closest")
+    return figures
+
+
+def _gpu_time(runs: dict[str, CellResult]) -> go.Figure:
+    names = list(reversed(runs))
+    shown = [(runs[name], runs[name].summary) for name in names]
+    busy_s = [found.busy_share * found.duration_s * run.cell.replicas for run, found in shown]
+    figure = _figure("GPU seconds for the whole trace", "", height=300)
     for term, (label, color) in _TERMS.items():
-        seconds = [_busy_s(run) * run.term_share[term] for run in runs.values()]
+        shares = [run.term_share[term] for run, _ in shown]
+        seconds = [busy * share for busy, share in zip(busy_s, shares, strict=True)]
         if any(seconds):
-            figure.add_bar(
-                x=seconds, y=list(runs), name=label, orientation="h", marker={"color": color}
-            )
-    figure.update_layout(barmode="stack", legend={"traceorder": "normal"}, hovermode="y unified")
+            bar = {"orientation": "h", "marker": {"color": color}}
+            figure.add_bar(x=seconds, y=names, name=label, **bar)
+    figure.update_layout(barmode="stack", hovermode="y unified")
     figure.update_xaxes(hoverformat=",.4~g")
     return figure
 
 
-def _busy_s(result: CellResult) -> float:
-    summary = result.summary
-    return summary.busy_share * summary.duration_s * result.cell.replicas
-
-
 # ---------------------------------------------------------------------- text
+
+
+def _cards(verdict: Verdict) -> str:
+    low, high = verdict.flat
+    who = "" if verdict.helps else "best tried, "
+    cards = {
+        "HOT pool fraction": f"{verdict.fraction:g}" if verdict.helps else "none",
+        f"{who}over the stock engine": verdict.gain.text,
+        f"{who}over batch-global cascade": verdict.over_cascade.text,
+    }
+    if verdict.over_reference is not None:
+        cards[f"over fraction {REFERENCE_FRACTION:g}"] = verdict.over_reference.text
+    if low < high:
+        cards["equally good, within the noise"] = f"{low:g} to {high:g}"
+    return "".join(
+        f"<div><b>{escape(value)}</b>{escape(name)}</div>" for name, value in cards.items()
+    )
+
+
+def _table(headers: tuple[str, ...], rows: Mapping[str, tuple[str, ...]], best: str = "") -> str:
+    head = "".join(f"<th>{escape(header)}" for header in headers)
+    body = "".join(
+        f"<tr{' class=best' if name == best else ''}>"
+        + "".join(f"<td>{escape(cell)}" for cell in (name, *cells))
+        for name, cells in rows.items()
+    )
+    return f"<div class=scroll><table><tr>{head}{body}</table></div>"
+
+
+def _assumptions(findings: Findings, facts: Mapping[str, str]) -> str:
+    task, server = findings.task, findings.task.server
+    slo = [("TTFT", task.slo.ttft_s), ("TPOT", task.slo.tpot_s)]
+    limits = ", ".join(f"{name} {limit * 1e3:g} ms" for name, limit in slo if limit is not None)
+    lines = dict(facts) | {
+        "Model": f"{task.model.name} ({task.model.source})",
+        "GPU": f"{task.hardware.name}, tensor parallelism {task.tp}",
+        "Cost model": f"{provenance_line(findings)} {task.params.note}",
+        "Service levels": limits or "none given",
+        "Scheduler": (
+            f"SGLang 0.5.17's rules, {server.schedule_policy}, {server.max_running_requests:,} "
+            f"running requests at most, chunks of {server.chunked_prefill_size:,} tokens"
+        ),
+        "HOT pool": f"admission {server.admission}, dispatch {server.dispatch}",
+        "Replicas": f"{findings.replicas}, router {task.router}",
+        "Seeds": f"{findings.seeds}; seed 0 is the nominal cost model, every other one a draw",
+        "Not modelled": _NOT_MODELLED,
+    }
+    return "".join(f"<dt>{escape(name)}<dd>{escape(text)}" for name, text in lines.items())
+
+
+def _parameters(findings: Findings) -> str:
+    rows = {}
+    for name, p in findings.task.params.terms.items():
+        numbers = (f"{p.value:.4g} {p.unit}", f"{p.rel_error:.0%}", f"{p.rows_used:,}")
+        rows[name] = (*numbers, p.provenance, p.source)
+    return _table(("parameter", "value", "1 sigma", "rows", "origin", "source"), rows)
+
+
+_WARNING = "<p class=warning>Interrupted: some simulations are missing.</p>"
+_PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>GraniKV plan: $subject</title>
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; color: #1f2937; background: #f9fafb; margin: 0 }
+main { max-width: 1120px; margin: 0 auto; padding: 24px 16px 64px }
+h1 { font-size: 15px; font-weight: 600; color: #6b7280; margin: 0 0 12px }
+h2 { font-size: 20px; margin: 40px 0 4px }
+.note, dt, footer { color: #6b7280 }
+.answer { background: #fff; border-left: 5px solid #2563eb; padding: 12px 20px; border-radius: 6px }
+.answer p { margin: 6px 0 } .answer p:first-child { font-size: 19px; font-weight: 600 }
+.warning { background: #fef3c7; padding: 8px 16px; border-radius: 6px }
+.cards, .grid { display: grid; gap: 12px; margin: 16px 0 }
+.cards { grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)) }
+@media (min-width: 760px) { .of2 { grid-template-columns: 1fr 1fr } }
+@media (min-width: 1000px) { .of3 { grid-template-columns: 1fr 1fr 1fr } }
+.cards div { background: #fff; padding: 12px 16px; border-radius: 6px; color: #6b7280 }
+.cards b { display: block; font-size: 18px; white-space: nowrap; color: #1f2937 }
+.scroll { overflow-x: auto; background: #fff; border-radius: 6px }
+table { border-collapse: collapse; width: 100%; font: 14px/1.4 system-ui, sans-serif }
+td { white-space: nowrap }
+th, td { padding: 7px 12px; text-align: right; border-bottom: 1px solid #e5e7eb }
+td:first-child, th:first-child { text-align: left } th { font-weight: 600; vertical-align: bottom }
+.best { background: #dbeafe; font-weight: 600 }
+figure { margin: 0; background: #fff; border-radius: 6px; padding: 8px; min-width: 0 }
+figcaption { font-weight: 600; font-size: 14px; padding: 2px 8px }
+dl { background: #fff; border-radius: 6px; padding: 12px 20px; margin: 8px 0 }
+dt { font-size: 14px; margin-top: 8px } dd { margin: 0 }
+details td, details th { text-align: left; white-space: normal }
+</style></head><body><main>
+<h1>GraniKV plan: $subject</h1>
+$warning<div class="answer">$sentences</div>
+<div class="cards">$cards</div>
+$table
+$figures
+<h2>Assumptions</h2><dl>$assumptions</dl>
+<details><summary>Every parameter of the cost model, with its origin</summary>$parameters</details>
+<footer>Simulated by GraniKV $version; nothing here was measured on a server.</footer>
+</main></body></html>
+""")

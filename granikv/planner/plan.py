@@ -1,6 +1,7 @@
 """plan: the whole of `granikv plan` without its terminal - task to findings, verdict and files."""
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -44,21 +45,34 @@ def make_plan(
         ConfigError: no number of replicas meets the SLO.
     """
     findings = Findings(task, fractions, seeds)
-    if replicas is None:
-        on_stage("Finding the number of replicas")
-        findings.replicas = _enough_replicas(findings)
-    else:
-        findings.replicas = replicas
-    on_stage("Simulating")
-    cells = cells_of(fractions, findings.replicas, seeds)
-    run_cells(findings, cells, out / "runs", on_progress, jobs)
+    try:
+        if replicas is None:
+            on_stage("Finding the number of replicas")
+            findings.replicas = _enough_replicas(findings)
+        else:
+            findings.replicas = replicas
+        on_stage("Simulating")
+        cells = cells_of(fractions, findings.replicas, seeds)
+        run_cells(findings, cells, out / "runs", on_progress, jobs)
+        if _is_short(findings):
+            on_stage("Overloaded: finding the number of replicas")
+            _need(findings)
+    except KeyboardInterrupt:
+        _ignore_interrupts()
+        findings.is_partial = True
     verdict = _try_judge(findings)
-    if verdict is not None and not findings.is_partial and _is_short(findings):
-        on_stage("Overloaded: finding the number of replicas")
-        _need(findings)
-        verdict = _try_judge(findings)
     write_plan(findings, verdict, out / "plan.json")
     return findings, verdict
+
+
+def _ignore_interrupts() -> None:
+    """From here on only what is there is written. One interrupt may arrive twice (polars raises its
+    own besides Python's), and a second Ctrl-C must not lose the results either.
+    """
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _enough_replicas(findings: Findings) -> int:
@@ -112,6 +126,7 @@ def write_plan(findings: Findings, verdict: Verdict | None, path: Path) -> None:
         "tp": task.tp,
         "slo": asdict(task.slo),
         "server": task.server.model_dump(mode="json"),
+        "size_source": task.size_source,
         "router": task.router,
         "replicas": findings.replicas,
         "needed_replicas": findings.needed_replicas,

@@ -1,6 +1,7 @@
 """Search: the cells of a plan on all cores, and the number of replicas that the trace needs."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,16 +143,10 @@ def run_cells(
     on_progress: Progress,
     jobs: int | None = None,
 ) -> None:
-    """Run cells on all cores into `findings.results`; nominal cells leave run records.
-
-    An interrupt ends the search with what is there, and sets `is_partial`.
-    """
-    try:
-        for done, result in enumerate(_stream(findings.task, cells, records, jobs), 1):
-            findings.results[result.cell] = result
-            on_progress(done, len(cells))
-    except KeyboardInterrupt:
-        findings.is_partial = True
+    """Run cells on all cores into `findings.results`; nominal cells leave run records."""
+    for done, result in enumerate(_stream(findings.task, cells, records, jobs), 1):
+        findings.results[result.cell] = result
+        on_progress(done, len(cells))
 
 
 def _stream(
@@ -163,6 +158,13 @@ def _stream(
             yield run_cell(task, cell, records if cell.seed == 0 else None)
         return
     parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-    yield from parallel(
-        joblib.delayed(run_cell)(task, cell, records if cell.seed == 0 else None) for cell in cells
-    )
+    # Workers inherit a blocked Ctrl-C: this process alone answers it, and ends them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        results = parallel(
+            joblib.delayed(run_cell)(task, cell, records if cell.seed == 0 else None)
+            for cell in cells
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    yield from results

@@ -110,7 +110,10 @@ def judge(findings: Findings) -> Verdict:
         else None
     )
     over_cascade = _gain(best_runs, cascade, objective)
-    helps = best.gain.mean >= _WORTHWHILE and best.gain.low > 1.0
+    ratios = _log_ratios(best_runs, stock, objective)
+    # The best of several fractions looks good by luck alone: its interval is widened for that.
+    low = float(np.mean(ratios)) - _half_width(ratios, comparisons=len(points))
+    helps = best.gain.mean >= _WORTHWHILE and low > 0.0
     overloaded = is_overloaded(best.nominal)
     kind: Kind = "overloaded" if overloaded else "use" if helps else "no_benefit"
     return Verdict(
@@ -174,12 +177,13 @@ def _gain(runs: list[CellResult], base: list[CellResult], objective: Objective) 
     return Gain(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
-def _half_width(ratios: list[float]) -> float:
-    """Half of the Student interval for one more draw."""
+def _half_width(ratios: list[float], comparisons: int = 1) -> float:
+    """Half of the Student interval for one more draw; Bonferroni's for the best of several."""
     count = len(ratios)
     if count < 2:
         return 0.0
-    quantile = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1))
+    tail = (1 - CONFIDENCE) / 2 / comparisons
+    quantile = float(stats.t.ppf(1 - tail, count - 1))
     return quantile * float(np.std(ratios, ddof=1)) * math.sqrt(1 + 1 / count)
 
 

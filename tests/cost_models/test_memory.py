@@ -44,7 +44,9 @@ def test_large_gpus_keep_ten_gib() -> None:
 def test_prefill_graphs_take_eight_mib_a_size() -> None:
     hardware = load_hardware("a100-sxm4-40gb")
     # 8 + 14 + 8 + 8 + 12 sizes up to 4096 tokens
-    extra = server_defaults(hardware).reserved_mib - server_defaults(hardware, 1, False).reserved_mib
+    extra = (
+        server_defaults(hardware).reserved_mib - server_defaults(hardware, 1, False).reserved_mib
+    )
     assert extra == 8 * 50
 
 

@@ -234,7 +234,7 @@ def test_workload_files_are_traces(write):
     ("text", "message"),
     [
         (SAMPLES["workload"].replace("s: 1}", "s: 0}"), "arrivals.constant.rate_per_s"),
-        (SAMPLES["workload"] + "privat: 1\n", ", privat: "),
+        (SAMPLES["workload"] + "privat: 1\n", "unknown key privat, did you mean private_tokens"),
         ("arrivals: [\n", "is not YAML"),
     ],
 )

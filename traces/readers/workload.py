@@ -7,6 +7,7 @@ import yaml
 from pydantic import ValidationError
 
 from granikv.core.errors import ConfigError
+from granikv.core.validation import explain
 from granikv.traces.generate import generate
 from granikv.traces.readers.reading import Reading, Timed, open_text
 from granikv.traces.spec import WorkloadSpec
@@ -24,11 +25,8 @@ def load_workload(path: Path) -> WorkloadSpec:
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not YAML ({error}); repair the file.") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "workload"
-        raise ConfigError(
-            f"{path}, {where}: {first['msg']}; see docs/traces.md for the fields."
-        ) from None
+        problem = explain(error, WorkloadSpec)
+        raise ConfigError(f"{path}, {problem}; see docs/traces.md for the fields.") from None
 
 
 def read(reading: Reading) -> Iterator[Timed]:

@@ -1,0 +1,46 @@
+# Everything runs in .venv, which the first target that needs it creates.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STRICT := granikv.core granikv.sim granikv.cost_models granikv.traces
+SERVER := --model llama-3.1-8b --gpu h200-sxm
+
+.PHONY: plan test lint types wheel clean
+
+# A real trace, whose prompts share little, and an agent workload, where a HOT pool pays.
+plan: $(VENV)/base.stamp
+	$(BIN)/granikv plan traces/data/mooncake-conversation.jsonl.gz $(SERVER) --end 600 \
+	  --replicas auto --router prefix_affinity --seeds 5 --out out/plan-mooncake
+	$(BIN)/granikv plan traces/data/agents.yaml $(SERVER) --seeds 5 --out out/plan-agents
+
+test: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/dev.stamp
+	$(BIN)/mypy $(addprefix -p ,$(STRICT))
+
+wheel: $(VENV)/dev.stamp
+	rm -rf dist
+	$(BIN)/python -m build
+
+clean:
+	rm -rf $(VENV) build dist out src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "GraniKV needs Python 3.11 or newer; name one with: make PYTHON=python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot create virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/base.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $@ $(VENV)/base.stamp

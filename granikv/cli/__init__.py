@@ -1,0 +1,1 @@
+"""The command line: one file per command; what a command does is in the layers below."""

@@ -1,0 +1,133 @@
+"""`granikv plan`: which HOT pool fraction, and how many replicas, a trace needs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from granikv.cli.failures import InterruptError
+from granikv.cli.folders import prepare_plan_folder
+from granikv.cli.groups import with_groups
+from granikv.cli.options import BuiltServer, ServerGroup, SloGroup, parse_replicas
+from granikv.cli.reading import count_trace, report_lines
+from granikv.cli.screen import progress_bar, results, say
+from granikv.cli.trace_options import ReadGroup, TransformGroup
+
+if TYPE_CHECKING:
+    from granikv.planner.cells import PlanTask
+    from granikv.planner.search import Findings
+    from granikv.planner.verdict import Verdict
+    from granikv.traces.source import TraceSource
+
+
+@with_groups(server=ServerGroup, slo=SloGroup, read=ReadGroup, transform=TransformGroup)
+def command(
+    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    *,
+    fp: Annotated[
+        str,
+        typer.Option(
+            "--fp", "--hot-fraction", help="HOT pool fractions to try: auto, 0.05:0.6 or 0.2."
+        ),
+    ] = "auto",
+    replicas: Annotated[str, typer.Option(help="Number of servers, or auto.")] = "1",
+    seeds: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Runs per point; each draws the cost model from its stated error."
+        ),
+    ] = 5,
+    out: Annotated[
+        Path, typer.Option(help="Folder for plan.json, plan.html and run records.")
+    ] = Path("granikv-plan"),
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Processes; all cores by default.")
+    ] = None,
+    read: ReadGroup,
+    transform: TransformGroup,
+    slo: SloGroup,
+    server: ServerGroup,
+) -> None:
+    """Recommend a HOT pool fraction for a trace, a model and a GPU, with an interval and a page."""
+    from granikv.planner.plan import make_plan
+    from granikv.planner.search import parse_fractions
+
+    fractions, number = parse_fractions(fp), parse_replicas(replicas)
+    built = server.build()
+    source = read.open(trace)
+    task = _task(source, transform, slo, built)
+    with progress_bar("Reading the trace"):
+        count = count_trace(source, task.transform)
+    prepare_plan_folder(out)
+    facts = {"Trace": f"{trace.name}: {count.text}", "KV capacity": built.capacity}
+    say(*report_lines(source), count.text, f"KV capacity: {built.capacity}")
+    try:
+        with progress_bar("Simulating") as bar:
+            findings, verdict = make_plan(
+                task, fractions, number, seeds, out, bar.advance_to, bar.stage, jobs
+            )
+    except KeyboardInterrupt:
+        raise InterruptError(_kept(out)) from None
+    _show(findings, verdict, out, facts)
+    if findings.is_partial:
+        raise InterruptError(f"{len(findings.results)} simulations were finished; {_kept(out)}")
+
+
+def _task(
+    source: "TraceSource", transform: TransformGroup, slo: SloGroup, built: BuiltServer
+) -> "PlanTask":
+    from granikv.planner.cells import PlanTask
+
+    return PlanTask(
+        trace=source.path,
+        trace_format=source.format,
+        read=source.options,
+        transform=transform.options(),
+        model=built.model,
+        hardware=built.hardware,
+        params=built.params,
+        tp=built.tp,
+        server=built.server,
+        router=built.router,
+        slo=slo.slo(),
+        size_source=built.capacity,
+    )
+
+
+def _show(
+    findings: "Findings", verdict: "Verdict | None", out: Path, facts: dict[str, str]
+) -> None:
+    from granikv.cli.tables import plan_table
+    from granikv.planner.page import provenance_line, write_page
+
+    if findings.results:
+        results().print(plan_table(findings, verdict))
+    if verdict is not None:
+        say(*verdict.sentences)
+        needed = _needed(findings)
+        say(*(f"{name}: {text}." for name, text in needed.items()))
+        write_page(findings, verdict, out / "plan.html", facts | needed)
+    say(provenance_line(findings), f"Written: {_written(out)}")
+
+
+def _needed(findings: "Findings") -> dict[str, str]:
+    """The numbers of replicas that were searched for, as a line; empty when there was no search."""
+    from granikv.planner.search import MAX_REPLICAS
+
+    names = {"granikv": "with a HOT pool", "sglang": "with the stock engine"}
+    parts = [
+        f"{f'more than {MAX_REPLICAS}' if count is None else count} {names[system]}"
+        for system, count in findings.needed_replicas.items()
+    ]
+    return {"Replicas needed": ", ".join(parts)} if parts else {}
+
+
+def _kept(out: Path) -> str:
+    kept = _written(out)
+    return f"kept: {kept}." if kept else "nothing was kept."
+
+
+def _written(out: Path) -> str:
+    """The files of a plan that are there."""
+    names = [out / name for name in ("plan.html", "plan.json", "runs")]
+    return ", ".join(str(name) for name in names if name.exists())

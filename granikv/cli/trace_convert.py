@@ -1,0 +1,29 @@
+"""`granikv trace convert`: any trace to GraniKV's canonical form, or to plain Mooncake JSONL."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from granikv.cli.groups import with_groups
+from granikv.cli.trace_files import rewrite
+from granikv.cli.trace_options import ReadGroup
+
+
+@with_groups(read=ReadGroup)
+def command(
+    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    out: Annotated[Path, typer.Argument(help="File to write; packed when it ends in .gz.")],
+    *,
+    to: Annotated[
+        Literal["canonical", "mooncake"],
+        typer.Option(help="canonical keeps everything; mooncake is for other tools."),
+    ] = "canonical",
+    to_block_size: Annotated[
+        int, typer.Option(min=1, help="Tokens of one block of a mooncake file.")
+    ] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    read: ReadGroup,
+) -> None:
+    """Write a trace in another format."""
+    rewrite(read.open(trace, seed), out, block_size=to_block_size if to == "mooncake" else None)
