@@ -83,6 +83,11 @@ class Parameter(Evidence):
             raise ValueError(f"a value in {self.unit} must be positive, got {self.value}")
         return self
 
+    @property
+    def summary(self) -> str:
+        """The value in words."""
+        return f"{self.value:.4g} {self.unit}"
+
     def draw(self, rng: np.random.Generator) -> "Parameter":
         """The same parameter with its value times a log-normal draw; a fraction stays at most 1."""
         value = self.value * math.exp(self.rel_error * float(rng.standard_normal()))
@@ -120,6 +125,14 @@ class FittedSurface(Evidence):
         knots = tuple(np.log2(np.asarray(knots, np.float64)) for knots in self.axes.values())
         shape = tuple(len(knots) for knots in self.axes.values())
         return Surface(knots, np.log(np.asarray(self.efficiency, np.float64)).reshape(shape))
+
+    @property
+    def summary(self) -> str:
+        """The value in words."""
+        if len(self.efficiency) == 1:
+            return f"{self.efficiency[0]:.4g} of the ideal rate"
+        low, high = min(self.efficiency), max(self.efficiency)
+        return f"{low:.2g} to {high:.2g} of the ideal rate over {', '.join(self.axes)}"
 
     def draw(self, rng: np.random.Generator) -> "FittedSurface":
         """The same surface with all efficiencies times one log-normal draw, at most 1 each."""

@@ -59,6 +59,18 @@ def read_public(gpu: str, term: str) -> pl.DataFrame | None:
     return pl.read_parquet(path) if path.exists() else None
 
 
+def sizes_of(term: str) -> tuple[pl.Expr, ...]:
+    """The columns of a cut but its time, as expressions over the package's own table."""
+    return _SIZES[term]
+
+
+def table_paths(systems: Path, gpu: str) -> dict[str, Path]:
+    """Term to the package's own table: below `systems/data`, or below `systems` in a copy."""
+    folder, version = TABLES[gpu]
+    data = systems / "data" if (systems / "data").is_dir() else systems
+    return {term: data / folder / place.format(version=version) for term, place in _TERMS.items()}
+
+
 def cut_tables(systems: Path, gpu: str, out: Path) -> list[Path]:
     """Write the cuts of one GPU from the package's own tables.
 
@@ -66,22 +78,20 @@ def cut_tables(systems: Path, gpu: str, out: Path) -> list[Path]:
     inside CUDA graphs: what the fit uses.
 
     Args:
-        systems: folder that holds `a100_sxm` and `h200_sxm`.
+        systems: the package's folder `systems`, or one that holds `a100_sxm` and `h200_sxm`.
         gpu: name of the hardware file.
         out: folder for `<gpu>.<term>.parquet`.
 
     Raises:
         ConfigError: a table is missing.
     """
-    folder, version = TABLES[gpu]
     written = []
-    for term, place in _TERMS.items():
-        path = systems / folder / place.format(version=version)
+    for term, path in table_paths(systems, gpu).items():
         if not path.exists():
-            raise ConfigError(f"{path} is missing; give the folder that holds {folder}.")
+            raise ConfigError(f"{path} is missing; give the folder of the package's systems.")
         sizes = _SIZES[term]
         time_us = (pl.col("latency") * 1e3).cast(pl.Float32).alias("time_us")
-        frame = _used(pl.read_parquet(path), gpu, term).select(*sizes, time_us)
+        frame = used_rows(pl.read_parquet(path), gpu, term).select(*sizes, time_us)
         names = [name for name in frame.columns if name != "time_us"]
         target = out / f"{gpu}.{term}.parquet"
         frame.sort(names).write_parquet(target, compression="zstd", compression_level=19)
@@ -89,7 +99,8 @@ def cut_tables(systems: Path, gpu: str, out: Path) -> list[Path]:
     return written
 
 
-def _used(table: pl.DataFrame, gpu: str, term: str) -> pl.DataFrame:
+def used_rows(table: pl.DataFrame, gpu: str, term: str) -> pl.DataFrame:
+    """The rows of a package table that a cut keeps."""
     if term == "gemm":
         return table.filter(pl.col("gemm_dtype") == "bfloat16")
     if term == "all_reduce":
