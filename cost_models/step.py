@@ -161,6 +161,8 @@ class StepCost:
             shape.rows,
             shape.padded_rows,
             shape.segments,
+            shape.num_q_heads,
+            shape.num_kv_heads,
             plan.modes,
             plan.launch,
             plan.row_split,
