@@ -27,7 +27,7 @@ def command(
     ] = None,
 ) -> None:
     """Show which attention mode is fastest where, from where on, and what the choice is worth."""
-    from granikv.cli.tables import dispatch_tables
+    from granikv.cli.fit_tables import dispatch_tables
     from granikv.cost_models.choice import PRIVATE_TOKENS, explore
     from granikv.cost_models.dispatch_table import build_cost_table
     from granikv.cost_models.hardware import load_hardware

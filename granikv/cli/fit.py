@@ -28,7 +28,7 @@ def command(
     report: Annotated[Path | None, typer.Option(help="HTML page with every residual.")] = None,
 ) -> None:
     """Fit the cost model of a GPU to measured rows, judged on shapes that the fit has not seen."""
-    from granikv.cli.tables import fit_table
+    from granikv.cli.fit_tables import fit_table
     from granikv.cost_models.fit.build import build_params
     from granikv.cost_models.fit.figures import PEER_NOTE
     from granikv.cost_models.fit.report import write_report

@@ -7,8 +7,6 @@ from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from granikv.cost_models.choice import Choice
-    from granikv.cost_models.fit.result import TermFit
     from granikv.planner.search import Findings
     from granikv.planner.verdict import Verdict
     from granikv.sim.bench import Measurement
@@ -199,26 +197,6 @@ def benchmark_table(measurements: Iterable["Measurement"]) -> Table:
     for measurement in measurements:
         table.add_row(measurement.name, measurement.value, measurement.goal)
     return table
-
-
-def fit_table(gpu: str, fits: "Sequence[TermFit]") -> Table:
-    """Held-out errors of every fitted term beside their goals and the peer's."""
-    from granikv.cost_models.fit.figures import HEADERS, figure_rows
-
-    table = _table(f"Kernels of {gpu}: error on shapes held out", HEADERS)
-    for row in figure_rows(gpu, fits):
-        table.add_row(*row)
-    return table
-
-
-def dispatch_tables(choice: "Choice") -> list[Table]:
-    """Which mode runs at each prefix length and batch size, and what the choice is worth."""
-    modes = _table("Mode by prefix length (down) and rows", ["", *map(str, choice.rows)])
-    worth = _table("Step time of the stock engine / chosen", ["", *map(str, choice.rows)])
-    for place, length in enumerate(choice.lengths):
-        modes.add_row(f"{length:,}", *choice.modes[place])
-        worth.add_row(f"{length:,}", *(f"{gain:.2f}" for gain in choice.gains[place]))
-    return [modes, worth]
 
 
 def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:

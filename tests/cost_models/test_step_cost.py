@@ -246,7 +246,7 @@ def test_row_split_loses_when_weights_dominate_and_wins_on_slow_links() -> None:
 
     params = QWEN_TP4.params
     fitted = params.terms.all_reduce
-    slower = tuple(value * 0.02 for value in fitted.efficiency)
+    slower = tuple(value * 0.1 for value in fitted.efficiency)
     slow = fitted.model_copy(update={"efficiency": slower})
     terms = params.terms.model_copy(update={"all_reduce": slow})
     slow_links = StepCost(params.model_copy(update={"terms": terms}), QWEN_TP4.model, tp=4)
