@@ -35,10 +35,10 @@ _ALL_REDUCE_FOLDS = 64  # every message size is held out alone
 _LEAST_TRAFFIC_ROWS = 8
 _OWN_SOURCE = "own sweep of 2026-11-30"
 _TITLES = {
-    "gemm": "GEMM bf16, m = 1..16384",
-    "paged": "decode attention, private pages",
+    "gemm": "GEMM bf16, m <= 16384",
+    "paged": "decode, private pages",
     "extend": "prefill attention",
-    "all_reduce": "all-reduce in graphs, 2-8 GPUs",
+    "all_reduce": "all-reduce, 2-8 GPUs",
 }
 
 # GPUs without rows of their own: whose fit they take, what is added to each error, and why.

@@ -3,13 +3,11 @@
 import html
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
-import plotly.io
-from plotly.subplots import make_subplots
 
-from granikv.cost_models.fit.figures import HEADERS, PEER_NOTE, figure_rows
+from granikv.cost_models.fit.figures import HEADERS, NOTE, PEER_NOTE, figure_rows
 from granikv.cost_models.fit.result import TermFit
 from granikv.cost_models.params import GpuParams
 
@@ -24,13 +22,14 @@ _STYLE = (
 
 def write_report(params: GpuParams, fits: Sequence[TermFit], path: Path) -> None:
     """Write the page; plotly.js is inside, so that the file needs nothing else."""
+    import plotly.io  # only a report draws; predictions must not wait for it
+
     parts = [
         "<!doctype html><html lang='en'><meta charset='utf-8'>",
         f"<title>Cost model of {html.escape(params.gpu)}</title><style>{_STYLE}</style>",
         f"<h1>Cost model of {html.escape(params.gpu)}</h1><p>{html.escape(params.note)}</p>",
         _table(HEADERS, figure_rows(params.derived_from or params.gpu, fits)),
-        "<p>Held-out errors are of rows whose whole shape the fit had not seen; in brackets 5 % to "
-        f"95 % of resampling shapes. {html.escape(PEER_NOTE)}</p>",
+        f"<p>{html.escape(NOTE)} {html.escape(PEER_NOTE)}</p>",
     ]
     for number, fit in enumerate(fits):
         figure = plotly.io.to_html(
@@ -41,8 +40,11 @@ def write_report(params: GpuParams, fits: Sequence[TermFit], path: Path) -> None
     path.write_text("\n".join(parts))
 
 
-def _figure(fit: TermFit) -> go.Figure:
+def _figure(fit: TermFit) -> Any:
     """Measured against predicted on the left, then the residual over each axis."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
     rng = np.random.default_rng(_SEED)
     shown = rng.permutation(len(fit.measured_ns))[:_MAX_POINTS]
     measured, predicted = fit.measured_ns[shown] / 1e3, fit.held_out_ns[shown] / 1e3
@@ -63,7 +65,9 @@ def _figure(fit: TermFit) -> go.Figure:
     return figure
 
 
-def _points(x: np.ndarray, y: np.ndarray) -> go.Scattergl:
+def _points(x: np.ndarray, y: np.ndarray) -> Any:
+    import plotly.graph_objects as go
+
     # Three digits are enough to draw, and keep the page small.
     rounded = [np.array([float(f"{value:.3g}") for value in values]) for values in (x, y)]
     return go.Scattergl(

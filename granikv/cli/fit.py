@@ -30,7 +30,7 @@ def command(
     """Fit the cost model of a GPU to measured rows, judged on shapes that the fit has not seen."""
     from granikv.cli.fit_tables import fit_table
     from granikv.cost_models.fit.build import build_params
-    from granikv.cost_models.fit.figures import PEER_NOTE
+    from granikv.cost_models.fit.figures import NOTE, PEER_NOTE
     from granikv.cost_models.fit.report import write_report
     from granikv.cost_models.hardware import load_hardware
 
@@ -41,7 +41,7 @@ def command(
     with progress_bar("Fitting") as bar:
         result = build_params(gpu, own, lambda term: bar.stage(f"Fitting {term}"))
     results().print(fit_table(result.params.derived_from or gpu.name, result.fits))
-    say(result.params.note, PEER_NOTE)
+    say(NOTE, PEER_NOTE, result.params.note)
     if out is not None:
         path = out / f"{gpu.name}.json"
         result.params.save(path)

@@ -35,5 +35,5 @@ def dispatch_tables(choice: "Choice") -> list[Table]:
 def _table(title: str, headers: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for place, header in enumerate(headers):
-        table.add_column(header, justify="right" if place else "left")
+        table.add_column(header, justify="right" if place else "left", no_wrap=not place)
     return table
