@@ -16,6 +16,7 @@ from granikv.cost_models.piecewise import Piece, Pieces, piece_at
 from granikv.cost_models.roofline import Heads
 from granikv.cost_models.surface import Curve, FloatArray, Sheet, locate
 
+_LIST_REQUESTS = 24  # below this many requests numpy's fixed cost per call exceeds the loop's
 _MAX_OCTAVES = 40  # powers of two of a segment's length that are tabulated
 
 
@@ -107,8 +108,8 @@ class ExtendTime:
 
     def __init__(self, fitted: FittedSurface, peaks: Peaks, heads: Heads) -> None:
         """Fix group and head_dim."""
-        surface = fitted.surface().fix(3, heads.head_dim).fix(2, heads.q / heads.kv)
-        self._sheet = Sheet.of(surface)
+        self._surface = fitted.surface().fix(3, heads.head_dim).fix(2, heads.q / heads.kv)
+        self._sheet = Sheet.of(self._surface)
         self._latency_ns = fitted.latency_ns
         self._heads, self._group = heads, heads.q / heads.kv
         self._query_ns = 2 * ideal.ELEMENT_BYTES * heads.head_dim / peaks.hbm_bytes
@@ -121,6 +122,8 @@ class ExtendTime:
         request, as many of its kind as the others' work amounts to, counting none above its own.
         That is exact for a uniform batch, and more work never makes it less.
         """
+        if len(extend_lens) > _LIST_REQUESTS:
+            return self._many_ns(extend_lens, prefix_lens)
         requests = []
         for new, cached in zip(extend_lens, prefix_lens, strict=True):
             packed, keys = max(new * self._group, EXTEND_TILE_ROWS), cached + (new + 1) / 2
@@ -135,6 +138,22 @@ class ExtendTime:
                 seen = request
             smaller += work
         return worst
+
+    def _many_ns(self, extend_lens: Sequence[int], prefix_lens: Sequence[int]) -> float:
+        """The same for many requests, in numpy."""
+        new = np.asarray(extend_lens, np.float64)
+        packed = np.maximum(new * self._group, EXTEND_TILE_ROWS)
+        keys = np.asarray(prefix_lens, np.float64) + (new + 1) / 2
+        work = packed * keys
+        order = np.argsort(work, kind="stable")
+        ascending = work[order]
+        # Sum of all smaller work, and how many requests are not smaller.
+        first = np.searchsorted(ascending, work)
+        smaller = np.concatenate([[0.0], np.cumsum(ascending)])[first]
+        queries = (len(work) - first + smaller / work) * self._heads.kv * packed
+        compute = queries * np.maximum(keys, ideal.LEAST_EXTEND_KEYS) * self._pair_ns
+        best = self._latency_ns + np.maximum(queries * self._query_ns, compute)
+        return float((best / self._surface.efficiency(queries, keys)).max())
 
     def _uniform_ns(self, queries: float, keys: float) -> float:
         compute = queries * max(keys, ideal.LEAST_EXTEND_KEYS) * self._pair_ns

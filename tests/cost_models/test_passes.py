@@ -176,6 +176,13 @@ def test_uniform_extend_never_falls(
     assert time.ns([new] * (batch + 1), [cached] * (batch + 1)) >= here * (1 - 1e-9)
 
 
+@given(st.lists(st.tuples(st.integers(1, 900), st.integers(0, 9000)), min_size=1, max_size=24))
+def test_many_requests_are_counted_as_few_are(requests: list[tuple[int, int]]) -> None:
+    time = EXTEND["h200-sxm", HEADS[0]]
+    new, cached = (list(values) for values in zip(*requests, strict=True))
+    assert time._many_ns(new, cached) == pytest.approx(time.ns(new, cached), rel=1e-9)
+
+
 @settings(deadline=None)
 @given(gpus, head_sets, st.integers(1, 131_072), st.integers(1, 1024), st.floats(1, 3))
 def test_dense_never_falls(gpu: str, heads: Heads, length: int, rows: int, times: float) -> None:

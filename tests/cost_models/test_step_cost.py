@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.models import load_model
 from granikv.cost_models.params import load_params
 from granikv.cost_models.passes import AllReduceTime
+from granikv.cost_models.readers.own import own_path, read_own
 from granikv.cost_models.step import DecodeLine, StepCost
 
 LLAMA = load_model("llama-3.1-8b")
@@ -209,6 +211,28 @@ def test_paper_tpot_at_the_headline_cell() -> None:
     dense_ms = A100.step_ns(shape, StepPlan((Mode.DENSE,))) / 1e6
     assert paged_ms == pytest.approx(109, rel=0.15)
     assert dense_ms == pytest.approx(42, rel=0.18)
+
+
+def test_two_call_plans_meet_rows_that_no_fit_has_used() -> None:
+    """FA3's prefix pass, suffix pass and merge in a row, measured as one: 24 outside rows."""
+    own = read_own([own_path("h200-sxm")]).filter(pl.col("backend") == "fa3_prefix_suffix_merge")
+    costs = {8: H200, 2: StepCost(load_params("h200-sxm"), load_model("qwen2.5-32b"), tp=4)}
+    errors = []
+    for row in own.iter_rows(named=True):
+        cost = costs[row["num_kv_heads"]]
+        shape = _shape(
+            cost,
+            row["rows"],
+            row["private_tokens"],
+            (Segment(1, row["length"], row["rows"]),),
+        )
+        line = cost.decode(shape, StepPlan((Mode.DENSE,)))
+        attention = line.ns(row["private_tokens"]) - line.host_ns - line.gemm_ns
+        layer_us = (attention - line.collective_ns) / cost.model.layers / 1e3
+        errors.append(abs(layer_us / row["time_us"] - 1))
+    assert len(errors) == 24
+    assert np.median(errors) < 0.07
+    assert max(errors) < 0.13
 
 
 def test_one_request_on_h200_reads_the_weights_once() -> None:
