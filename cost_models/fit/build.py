@@ -33,7 +33,6 @@ from granikv.cost_models.readers.public import TABLE_SOURCE, read_public
 
 _ALL_REDUCE_FOLDS = 64  # every message size is held out alone
 _LEAST_TRAFFIC_ROWS = 8
-_OWN_SOURCE = "own sweep of 2026-11-30"
 _TITLES = {
     "gemm": "GEMM bf16, m <= 16384",
     "paged": "decode, private pages",
@@ -135,12 +134,14 @@ def _fit_all(
     dense = own_rows.dense_rows(own)
     if dense.height:
         on_term("prefix pass")
-        fits.append(_fit_dense_term(dense, peaks))
+        source = f"{_own_source(own)}, FA3's prefix pass ({dense.height} rows)"
+        fits.append(_fit_dense_term(dense, peaks, source))
     shared = own_rows.shared_rows(own)
-    if shared.height:
+    paged = next((fit.fitted for fit in fits if fit.name == "paged"), None)
+    if shared.height and paged is not None:
         on_term("shared pages")
-        paged = next(fit.fitted for fit in fits if fit.name == "paged")
-        fits.append(_fit_shared_term(shared, paged, peaks, hardware.sm_count))
+        source = f"{_own_source(own)}, FA3 over shared and private pages ({shared.height} rows)"
+        fits.append(_fit_shared_term(shared, paged, hardware, source))
     return fits
 
 
@@ -149,8 +150,15 @@ def _source(term: Term, gpu: str, own: pl.DataFrame) -> str:
     if read_public(gpu, term.name) is not None:
         parts.append(f"{TABLE_SOURCE}, SGLang's default kernel, bf16")
     if term.own_of is not None and term.own_of(own).height:
-        parts.append(f"{_OWN_SOURCE} ({term.own_of(own).height} rows)")
+        parts.append(f"{_own_source(own)} ({term.own_of(own).height} rows)")
     return "; ".join(parts)
+
+
+def _own_source(own: pl.DataFrame) -> str:
+    dates: list[str] = own["date"].unique().sort().to_list()
+    if len(dates) == 1:
+        return f"own sweep of {dates[0]}"
+    return f"own sweeps of {dates[0]} to {dates[-1]}"
 
 
 def fit_term(term: Term, samples: Samples, peaks: Peaks, source: str) -> TermFit:
@@ -179,7 +187,7 @@ def fit_term(term: Term, samples: Samples, peaks: Peaks, source: str) -> TermFit
     )
 
 
-def _fit_dense_term(frame: pl.DataFrame, peaks: Peaks) -> TermFit:
+def _fit_dense_term(frame: pl.DataFrame, peaks: Peaks, source: str) -> TermFit:
     fit = fit_dense(frame, peaks)
     names = DENSE_GRID.names
     return make_result(
@@ -195,16 +203,16 @@ def _fit_dense_term(frame: pl.DataFrame, peaks: Peaks) -> TermFit:
             held_out_ns=fit.held_out_ns,
             shape=fit.samples.shape,
             shape_kind="sets of heads",
-            source=f"{_OWN_SOURCE}, FA3's prefix pass ({frame.height} rows)",
+            source=source,
             goal=None,
         )
     )
 
 
 def _fit_shared_term(
-    frame: pl.DataFrame, paged: FittedSurface, peaks: Peaks, sm_count: int
+    frame: pl.DataFrame, paged: FittedSurface, hardware: Hardware, source: str
 ) -> TermFit:
-    rows = shared_samples(frame, paged, peaks, sm_count)
+    rows = shared_samples(frame, paged, Peaks.of(hardware), hardware.sm_count)
     surface = fit_shared_pages(rows)
     return make_result(
         FitParts(
@@ -219,7 +227,7 @@ def _fit_shared_term(
             held_out_ns=hold_out_shared_pages(rows, fit_shared_pages),
             shape=rows.shape,
             shape_kind="sets of heads",
-            source=f"{_OWN_SOURCE}, FA3 over shared and private pages ({frame.height} rows)",
+            source=source,
             goal=(0.06, 0.12),
         )
     )
@@ -240,11 +248,14 @@ def _fit_traffic_terms(own: pl.DataFrame, hardware: Hardware) -> dict[str, Any]:
         if frame.height >= _LEAST_TRAFFIC_ROWS:
             found[name] = fit_traffic(frame, hbm)
     items: dict[str, Any] = {}
+    if not found:
+        return items
+    source = _own_source(own)
     if "merge" in found:
-        items |= _traffic_items("merge", found["merge"], "SGLang's merge_state_v2")
+        items |= _traffic_items("merge", found["merge"], f"{source}: SGLang's merge_state_v2")
     if "copy" in found:
         text = "K and V of one layer from random slots into a slab; one launch is assumed for all"
-        items |= _traffic_items("copy", found["copy"], text)
+        items |= _traffic_items("copy", found["copy"], f"{source}: {text}")
     if "norm" in found and "silu" in found:
         norm, silu = found["norm"], found["silu"]
         layer = Traffic(
@@ -254,14 +265,14 @@ def _fit_traffic_terms(own: pl.DataFrame, hardware: Hardware) -> dict[str, Any]:
             norm.rows + silu.rows,
         )
         text = "two norms and the activation; rotary embedding and KV write taken for two norms"
-        items |= _traffic_items("elementwise", layer, text)
+        items |= _traffic_items("elementwise", layer, f"{source}: {text}")
     return items
 
 
-def _traffic_items(name: str, traffic: Traffic, text: str) -> dict[str, Any]:
+def _traffic_items(name: str, traffic: Traffic, source: str) -> dict[str, Any]:
     common = {
         "provenance": "fitted",
-        "source": f"{_OWN_SOURCE}: {text}",
+        "source": source,
         "rows_used": traffic.rows,
         "rel_error": rounded(max(0.05, 1.4826 * traffic.residual)),
         "residual": rounded(traffic.residual),
