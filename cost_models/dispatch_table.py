@@ -10,6 +10,7 @@ from granikv.cost_models.step import StepCost
 GRID_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 GRID_LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 24576, 32768, 65536)
 _M_SAT_LENGTH = 8192  # the prefix length at which the paper measured its M_sat
+_PRIVATE_LENGTH = 1024  # private tokens a row at which the table's linear rate is exact
 
 
 def build_cost_table(step_cost: StepCost) -> CostTable:
@@ -24,19 +25,17 @@ def build_cost_table(step_cost: StepCost) -> CostTable:
     for mode in Mode:
         for i, length in enumerate(GRID_LENGTHS):
             for j, rows in enumerate(GRID_ROWS):
-                part = roofline.shared_pass(rates, heads, mode, length, rows)
+                part = step_cost.shared_pass(mode, length, rows)
                 compute[mode, i, j], memory[mode, i, j] = part
     return CostTable(
         rows=np.array(GRID_ROWS, np.int64),
         lengths=np.array(GRID_LENGTHS, np.int64),
         compute_ns=compute,
         memory_ns=memory,
-        pass_latency_ns=np.array([roofline.pass_latency_ns(rates, mode) for mode in Mode]),
+        pass_latency_ns=np.array([step_cost.pass_latency_ns(mode) for mode in Mode]),
         private_compute_ns_per_token=roofline.private_compute_ns_per_token(rates, heads),
-        private_memory_ns_per_token=np.full(
-            len(GRID_ROWS), roofline.private_memory_ns_per_token(rates, heads)
-        ),
-        private_latency_ns=rates.private_latency_ns,
+        private_memory_ns_per_token=_private_memory_ns_per_token(step_cost),
+        private_latency_ns=step_cost.pass_latency_ns(Mode.PAGED),
         fused_latency_ns=rates.fused_latency_ns,
         merge_ns=_per_rows([roofline.merge_ns(rates, heads, rows) for rows in GRID_ROWS]),
         gemm_ns=_per_rows([step_cost.gemm_ns(rows) for rows in GRID_ROWS]),
@@ -66,9 +65,15 @@ def saturation_rows(step_cost: StepCost) -> int:
 
 
 def _pass_ns(step_cost: StepCost, mode: Mode, rows: int) -> float:
-    rates = step_cost.rates
-    part = roofline.shared_pass(rates, step_cost.heads, mode, _M_SAT_LENGTH, rows)
-    return max(part) + roofline.pass_latency_ns(rates, mode)
+    part = step_cost.shared_pass(mode, _M_SAT_LENGTH, rows)
+    return max(part) + step_cost.pass_latency_ns(mode)
+
+
+def _private_memory_ns_per_token(step_cost: StepCost) -> FloatArray:
+    """One rate for each batch size: what the table's line needs to meet the true time at 1K."""
+    times = step_cost.paged.grid_ns(GRID_ROWS, [_PRIVATE_LENGTH])[:, 0]
+    rate = (times - step_cost.pass_latency_ns(Mode.PAGED)) / _PRIVATE_LENGTH
+    return np.asarray(rate / np.array(GRID_ROWS))
 
 
 def _per_rows(values: list[float]) -> FloatArray:

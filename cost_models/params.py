@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -11,35 +11,69 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from granikv.core.errors import ConfigError
 from granikv.core.validation import explain
 from granikv.cost_models.catalog import data_file
+from granikv.cost_models.surface import Surface
 
 Provenance = Literal["datasheet", "stated", "fitted", "paper"]
 Unit = Literal["fraction", "ns", "bytes/s", "rows"]
+Efficiency = Annotated[float, Field(gt=0, le=1)]
+Interval = tuple[float, float]
+
+AXES = {
+    "gemm": ("m", "n", "k"),
+    "paged": ("tiles", "tokens", "group", "head_dim"),
+    "extend": ("queries", "keys", "group", "head_dim"),
+    "all_reduce": ("bytes", "gpus"),
+    "dense": ("tile_rows", "tokens", "kv_heads"),
+    "shared_page_cost": ("in_flight", "waves", "tokens"),
+}
 
 
-class Parameter(BaseModel):
-    """One number: its value, where it comes from and how far it may be off.
+class HeldOutError(BaseModel):
+    """Absolute relative error on whole shapes that the fit had not seen.
 
     Attributes:
-        unit: `fraction` is a share of a datasheet peak and at most 1.
-        source: rows and statistic, or the figure, that the value was taken from.
+        median, p90: over all rows.
+        median_interval, p90_interval: 5 % and 95 % of resampling whole shapes.
+        shapes: how many, and of what kind.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    median: float = Field(ge=0)
+    p90: float = Field(ge=0)
+    median_interval: Interval
+    p90_interval: Interval
+    shapes: str
+
+
+class Evidence(BaseModel):
+    """Where a value comes from and how far it may be off.
+
+    Attributes:
+        source: rows and method, or the figure, that the value was taken from.
         rows_used: measured rows behind the value; 0 when it is an assumption.
-        rel_error: one sigma of the value's relative error; widens predictions.
+        rel_error: one sigma of the relative error of the time that it gives; widens predictions.
         residual: median absolute relative error on the rows used, when it was fitted.
-        held_out_error: the same on rows that were not used.
+        held_out: the same on shapes that were not used.
         valid_range: axis to lowest and highest value that the rows cover.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    value: float = Field(ge=0)
-    unit: Unit
     provenance: Provenance
     source: str = Field(min_length=1)
     rows_used: int = Field(ge=0)
     rel_error: float = Field(ge=0)
     residual: float | None = None
-    held_out_error: float | None = None
-    valid_range: dict[str, tuple[float, float]] = {}
+    held_out: HeldOutError | None = None
+    valid_range: dict[str, Interval] = {}
+
+
+class Parameter(Evidence):
+    """One number; a unit of `fraction` is a share of a datasheet peak and at most 1."""
+
+    value: float = Field(ge=0)
+    unit: Unit
 
     @model_validator(mode="after")
     def _value_fits_unit(self) -> "Parameter":
@@ -49,6 +83,11 @@ class Parameter(BaseModel):
             raise ValueError(f"a value in {self.unit} must be positive, got {self.value}")
         return self
 
+    @property
+    def summary(self) -> str:
+        """The value in words."""
+        return f"{self.value:.4g} {self.unit}"
+
     def draw(self, rng: np.random.Generator) -> "Parameter":
         """The same parameter with its value times a log-normal draw; a fraction stays at most 1."""
         value = self.value * math.exp(self.rel_error * float(rng.standard_normal()))
@@ -57,38 +96,73 @@ class Parameter(BaseModel):
         return self.model_copy(update={"value": value})
 
 
+class FittedSurface(Evidence):
+    """An efficiency as a function of shape: the share of the ideal time's rate that is reached.
+
+    Attributes:
+        latency_ns: fixed part of the ideal time.
+        axes: axis to its knots in natural units, ascending; one knot means no dependence.
+        efficiency: values at the knots, the last axis running fastest.
+    """
+
+    unit: Literal["fraction"] = "fraction"
+    latency_ns: float = Field(ge=0)
+    axes: dict[str, tuple[float, ...]]
+    efficiency: tuple[Efficiency, ...]
+
+    @model_validator(mode="after")
+    def _grid_is_complete(self) -> "FittedSurface":
+        for name, knots in self.axes.items():
+            if not knots or min(knots) <= 0 or any(np.diff(knots) <= 0):
+                raise ValueError(f"axis {name} must have ascending positive knots, got {knots}")
+        wanted = math.prod(len(knots) for knots in self.axes.values())
+        if len(self.efficiency) != wanted:
+            raise ValueError(f"efficiency must have {wanted} values, got {len(self.efficiency)}")
+        return self
+
+    def surface(self) -> Surface:
+        """The form that predicts."""
+        knots = tuple(np.log2(np.asarray(knots, np.float64)) for knots in self.axes.values())
+        shape = tuple(len(knots) for knots in self.axes.values())
+        return Surface(knots, np.log(np.asarray(self.efficiency, np.float64)).reshape(shape))
+
+    @property
+    def summary(self) -> str:
+        """The value in words."""
+        if len(self.efficiency) == 1:
+            return f"{self.efficiency[0]:.4g} of the ideal rate"
+        low, high = min(self.efficiency), max(self.efficiency)
+        return f"{low:.2g} to {high:.2g} of the ideal rate over {', '.join(self.axes)}"
+
+    def draw(self, rng: np.random.Generator) -> "FittedSurface":
+        """The same surface with all efficiencies times one log-normal draw, at most 1 each."""
+        factor = math.exp(self.rel_error * float(rng.standard_normal()))
+        drawn = tuple(min(1.0, value * factor) for value in self.efficiency)
+        return self.model_copy(update={"efficiency": drawn})
+
+
 class Terms(BaseModel):
-    """All parameters of the roofline terms; see docs/cost_models.md for what each one means."""
+    """All parameters of the cost model; docs/cost_models.md says what each one means."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    gemm_memory_efficiency: Parameter
-    gemm_compute_efficiency: Parameter
-    gemm_latency_ns: Parameter
+    gemm: FittedSurface
+    paged: FittedSurface
+    extend: FittedSurface
+    all_reduce: FittedSurface
+    dense: FittedSurface
+    shared_page_cost: FittedSurface
     elementwise_memory_efficiency: Parameter
     elementwise_latency_ns: Parameter
-    extend_compute_efficiency: Parameter
-    extend_latency_ns: Parameter
-    private_memory_efficiency: Parameter
     private_compute_efficiency: Parameter
-    private_latency_ns: Parameter
-    private_tile_ns: Parameter
-    paged_shared_bytes_per_s: Parameter
     contiguous_memory_efficiency: Parameter
+    gather_memory_efficiency: Parameter
     reread_bytes_per_s: Parameter
     cascade_compute_efficiency: Parameter
     cascade_latency_ns: Parameter
-    dense_compute_efficiency: Parameter
-    dense_latency_ns: Parameter
     fused_latency_ns: Parameter
     merge_memory_efficiency: Parameter
     merge_latency_ns: Parameter
-    collective_latency_ns_2: Parameter
-    collective_latency_ns_4: Parameter
-    collective_latency_ns_8: Parameter
-    collective_bytes_per_s_2: Parameter
-    collective_bytes_per_s_4: Parameter
-    collective_bytes_per_s_8: Parameter
     host_decode_ns: Parameter
     host_extend_ns: Parameter
     host_extend_layer_ns: Parameter
@@ -97,19 +171,21 @@ class Terms(BaseModel):
     m_sat: Parameter | None = None
 
     @model_validator(mode="after")
-    def _units_match_names(self) -> "Terms":
-        for name, parameter in self.items():
-            expected = _unit_of(name)
-            if parameter.unit != expected:
-                raise ValueError(f"{name} must have unit {expected}, got {parameter.unit}")
+    def _items_match_names(self) -> "Terms":
+        for name, item in self.items():
+            if isinstance(item, FittedSurface):
+                if tuple(item.axes) != AXES[name]:
+                    raise ValueError(f"{name} must have axes {AXES[name]}, got {tuple(item.axes)}")
+            elif item.unit != _unit_of(name):
+                raise ValueError(f"{name} must have unit {_unit_of(name)}, got {item.unit}")
         return self
 
-    def items(self) -> Iterator[tuple[str, Parameter]]:
-        """Every parameter that is present, by name, in a fixed order."""
+    def items(self) -> Iterator[tuple[str, Parameter | FittedSurface]]:
+        """Every term that is present, by name, in a fixed order."""
         for name in type(self).model_fields:
-            parameter = getattr(self, name)
-            if parameter is not None:
-                yield name, parameter
+            item = getattr(self, name)
+            if item is not None:
+                yield name, item
 
 
 class GpuParams(BaseModel):
@@ -123,7 +199,7 @@ class GpuParams(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal["granikv-params-1"] = "granikv-params-1"
+    format: Literal["granikv-params-2"] = "granikv-params-2"
     gpu: str
     derived_from: str | None = None
     note: str
@@ -134,12 +210,12 @@ class GpuParams(BaseModel):
 
         The same generator state gives the same set; the file itself is not changed.
         """
-        drawn = {name: parameter.draw(rng) for name, parameter in self.terms.items()}
+        drawn = {name: item.draw(rng) for name, item in self.terms.items()}
         return self.model_copy(update={"terms": self.terms.model_copy(update=drawn)})
 
     def save(self, path: Path) -> None:
         """Write the file that `load_params` reads back without loss."""
-        path.write_text(self.model_dump_json(indent=1, exclude_none=True) + "\n")
+        path.write_text(self.model_dump_json(exclude_none=True) + "\n")
 
 
 def load_params(name_or_path: str) -> GpuParams:
@@ -162,4 +238,4 @@ def _unit_of(name: str) -> Unit:
         return "rows"
     if name.endswith("_efficiency"):
         return "fraction"
-    return "bytes/s" if "_bytes_per_s" in name else "ns"
+    return "bytes/s" if name.endswith("_bytes_per_s") else "ns"

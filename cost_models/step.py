@@ -12,39 +12,47 @@ from granikv.core.errors import ConfigError
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 from granikv.cost_models import roofline
 from granikv.cost_models.hardware import Hardware, load_hardware
+from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.models import ModelShape
 from granikv.cost_models.params import GpuParams
+from granikv.cost_models.passes import (
+    AllReduceTime,
+    DensePass,
+    ExtendTime,
+    GemmTime,
+    PagedTime,
+    ShareCost,
+)
+from granikv.cost_models.piecewise import Pieces, piece_at, scaled, upper, upper_line, weighted_sum
 
-Piece = tuple[float, float]
 _LIST_STEPS = 12  # below this many steps numpy's fixed cost per call exceeds the loop's
+_PAGED, _CASCADE, _DENSE = Mode  # looking a member up costs as much as comparing it
 _MAX_CACHED_LINES = 4096  # shapes drift as requests come and go; old ones never return
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeLine:
-    """Time of a decode step in its private tokens P: `floor(fixed + max_j(a_j + b_j * P))` ns.
+    """Time of a decode step in its private tokens P: `floor(fixed + a + b * P)` ns.
 
     Attributes:
         host_ns: host time that the GPU does not hide.
         gemm_ns: matrix products and the element-wise kernels between them.
         collective_ns: collectives; under a row split only the last one, which nothing hides.
-        attention: `(a_ns, b_ns_per_token)` pieces; under a row split they also hold the
-            collectives that compute hides.
+        attention: `(start_tokens, a_ns, b_ns_per_token)` pieces, of which the last one that starts
+            at or below P holds; under a row split they also hold the collectives that compute
+            hides.
     """
 
     host_ns: float
     gemm_ns: float
     collective_ns: float
-    attention: tuple[Piece, ...]
+    attention: Pieces
 
     def ns(self, private_tokens: int) -> int:
         """Time of one step with that many private tokens over all rows."""
-        pieces = self.attention
-        a, b = pieces[0]
-        attention = a + b * private_tokens
-        for a, b in pieces[1:]:
-            attention = max(attention, a + b * private_tokens)
-        return math.floor(self.host_ns + self.gemm_ns + self.collective_ns + attention)
+        _, a, b = self.attention[piece_at(self.attention, private_tokens)]
+        fixed = self.host_ns + self.gemm_ns + self.collective_ns
+        return math.floor(fixed + (a + b * private_tokens))
 
     def cumulative(self, private_tokens: int, rows: int, k: int) -> NDArray[np.int64]:
         """Time at the end of each of `k` steps; each adds one private token to each of `rows` rows.
@@ -52,21 +60,31 @@ class DecodeLine:
         Equal to the running sum of `ns(private_tokens + rows * i)`: same operations, same order.
         """
         tokens = np.arange(k, dtype=np.float64) * rows + private_tokens
-        a, b = self.attention[0]
-        attention = a + b * tokens
-        for a, b in self.attention[1:]:
-            attention = np.maximum(attention, a + b * tokens)
+        first = piece_at(self.attention, private_tokens)
+        last = piece_at(self.attention, private_tokens + rows * (k - 1))
+        a: float | NDArray[np.float64]
+        b: float | NDArray[np.float64]
+        _, a, b = self.attention[first]
+        if last > first:
+            starts, all_a, all_b = np.array(self.attention[first : last + 1]).T
+            index = np.maximum(np.searchsorted(starts, tokens, "right") - 1, 0)
+            a, b = all_a[index], all_b[index]
         fixed = self.host_ns + self.gemm_ns + self.collective_ns
-        return np.cumsum(np.floor(fixed + attention).astype(np.int64))
+        return np.cumsum(np.floor(fixed + (a + b * tokens)).astype(np.int64))
 
     def ends_ns(self, private_tokens: int, rows: int, k: int) -> Sequence[int]:
-        """`cumulative` in the form that is quickest to make: a list for a few steps, an array for
-        many.
-        """
+        """`cumulative` in the quickest form: a list for a few steps, an array for many."""
         if k > _LIST_STEPS:
             return self.cumulative(private_tokens, rows, k)  # type: ignore[return-value]
-        last = private_tokens + rows * k
-        return list(accumulate(map(self.ns, range(private_tokens, last, rows))))
+        end = private_tokens + rows * k
+        first = piece_at(self.attention, private_tokens)
+        if first != piece_at(self.attention, end - rows):
+            return list(accumulate(map(self.ns, range(private_tokens, end, rows))))
+        _, a, b = self.attention[first]
+        fixed = self.host_ns + self.gemm_ns + self.collective_ns
+        floor = math.floor
+        steps = [floor(fixed + (a + b * tokens)) for tokens in range(private_tokens, end, rows)]
+        return list(accumulate(steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +124,17 @@ class StepCost:
             model.head_dim,
             model.kv_bytes_per_token_layer(tp),
         )
-        self._gemms = model.gemms(tp)
-        self._lm_head = model.lm_head(tp)
+        terms, peaks = params.terms, Peaks.of(self.hardware)
+        self.paged = PagedTime(terms.paged, peaks, self.heads)
+        self.dense = DensePass(terms.dense, peaks, self.heads)
+        self.share_cost = ShareCost(terms.shared_page_cost, self.heads, self.hardware.sm_count)
+        self._extend = ExtendTime(terms.extend, peaks, self.heads)
+        self._all_reduce = AllReduceTime(terms.all_reduce, peaks, tp)
+        self._gemms = [GemmTime(terms.gemm, peaks, gemm) for gemm in model.gemms(tp)]
+        self._lm_head = GemmTime(terms.gemm, peaks, model.lm_head(tp))
         self._elementwise_bytes_per_token = _elementwise_bytes_per_token(model, tp)
+        # One entry for each number of tokens that a step can have, so a bounded number.
+        self._layers_by_tokens: dict[int, float] = {}
         self._gemm_by_tokens: dict[int, float] = {}
         self._lines: dict[tuple[object, ...], DecodeLine] = {}
         self._last: tuple[StepShape, StepPlan, DecodeLine] | None = None
@@ -135,6 +161,8 @@ class StepCost:
             shape.rows,
             shape.padded_rows,
             shape.segments,
+            shape.num_q_heads,
+            shape.num_kv_heads,
             plan.modes,
             plan.launch,
             plan.row_split,
@@ -172,10 +200,8 @@ class StepCost:
             raise ValueError("extend_lens must be positive and prefix_lens not negative")
         tokens = sum(extend_lens)
         layers = self.model.layers
-        gemm = self._layers_gemm_ns(tokens) + self._lm_head_ns(len(extend_lens))
-        attention = layers * roofline.extend_attention_ns(
-            self.rates, self.heads, extend_lens, prefix_lens
-        )
+        gemm = self._layers_gemm_ns(tokens) + self._lm_head.ns(len(extend_lens))
+        attention = layers * self._extend.ns(extend_lens, prefix_lens)
         collective = self.collective_ns(tokens)
         gpu = gemm + attention + collective
         # Without a graph the host launches layer by layer; a short batch waits for it.
@@ -198,24 +224,46 @@ class StepCost:
         """Matrix products and element-wise kernels of a decode step, all layers and the head."""
         cached = self._gemm_by_tokens.get(rows)
         if cached is None:
-            cached = self._layers_gemm_ns(rows) + self._lm_head_ns(rows)
+            cached = self._layers_gemm_ns(rows) + self._lm_head.ns(rows)
             self._gemm_by_tokens[rows] = cached
         return cached
 
     def collective_ns(self, tokens: int) -> float:
         """All-reduces of a step of that many tokens: two a layer under tensor parallelism."""
         num_bytes = tokens * self.model.hidden * self.model.dtype_bytes
-        return 2 * self.model.layers * roofline.all_reduce_ns(self.rates, num_bytes, self.tp)
+        return 2 * self.model.layers * self._all_reduce.ns(num_bytes)
+
+    def shared_pass(
+        self, mode: Mode, length: int, rows: float, contiguous: bool = True
+    ) -> roofline.PassTime:
+        """Compute and memory time of one segment alone in one layer, without latency.
+
+        A PAGED segment rides in the private pass: what it costs when nothing else is in there.
+        """
+        if mode == Mode.DENSE:
+            return self.dense.ns(length, rows)
+        if mode == Mode.CASCADE:
+            return roofline.cascade_pass(self.rates, self.heads, length, rows, contiguous)
+        tokens = rows * length
+        reads = tokens * self.share_cost.of(rows, rows, length)
+        line = self.paged.line(rows)
+        _, a, b = line[piece_at(line, reads)]
+        compute = tokens * roofline.private_compute_ns_per_token(self.rates, self.heads)
+        return compute, max(a + b * reads, self.paged.alone_ns(length)) - line[0][1]
+
+    def pass_latency_ns(self, mode: Mode) -> float:
+        """Fixed time of one two-call launch; PAGED segments ride in the private pass's launch."""
+        if mode == Mode.PAGED:
+            return self.paged.line(1)[0][1]
+        return self.rates.cascade_latency_ns if mode == Mode.CASCADE else self.dense.latency_ns
 
     def _layers_gemm_ns(self, tokens: int) -> float:
-        size = self.model.dtype_bytes
-        layer = sum(roofline.gemm_ns(self.rates, tokens, n, k, size) for _, n, k in self._gemms)
-        layer += roofline.elementwise_ns(self.rates, tokens * self._elementwise_bytes_per_token)
-        return self.model.layers * layer
-
-    def _lm_head_ns(self, rows: int) -> float:
-        head = self._lm_head
-        return roofline.gemm_ns(self.rates, rows, head.n, head.k, self.model.dtype_bytes)
+        cached = self._layers_by_tokens.get(tokens)
+        if cached is None:
+            layer = sum([gemm.ns(tokens) for gemm in self._gemms])
+            layer += roofline.elementwise_ns(self.rates, tokens * self._elementwise_bytes_per_token)
+            cached = self._layers_by_tokens[tokens] = self.model.layers * layer
+        return cached
 
     def _check(self, shape: StepShape, plan: StepPlan) -> None:
         if len(plan.modes) != len(shape.segments):
@@ -259,55 +307,73 @@ class StepCost:
         attention_first = self._attention(first, shape.segments, plan, first / shape.rows)
         attention_second = self._attention(second, shape.segments, plan, second / shape.rows)
         fill = gemm_first / layers
-        share = 1 / layers
-        compute_bound = tuple(
-            (fill + a1 * (1 + share) + a2, b1 * (1 + share) + b2)
-            for a1, b1 in attention_first
-            for a2, b2 in attention_second
-        )
-        communication_bound = tuple(
-            (collectives - gemm + fill + a * share, b * share) for a, b in attention_first
-        )
+        compute_bound = weighted_sum(attention_first, attention_second, 1 + 1 / layers, fill)
+        communication_bound = scaled(attention_first, 1 / layers, collectives - gemm + fill)
         return DecodeLine(
-            self.rates.host_decode_ns, gemm, exposed_collective, compute_bound + communication_bound
+            self.rates.host_decode_ns,
+            gemm,
+            exposed_collective,
+            upper(compute_bound, communication_bound),
         )
 
     def _attention(
         self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
-    ) -> tuple[Piece, ...]:
+    ) -> Pieces:
         """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
-        rates, heads = self.rates, self.heads
         compute = [0.0, 0.0, 0.0]
         memory = [0.0, 0.0, 0.0]
+        paged_tokens, paged_reads, longest = 0.0, 0.0, 0
         for (base, length, segment_rows), mode in zip(segments, plan.modes, strict=True):
-            part = roofline.shared_pass(rates, heads, mode, length, segment_rows * share, base > 0)
+            part_rows = segment_rows * share
+            if mode == _PAGED:
+                paged_tokens += part_rows * length
+                paged_reads += part_rows * length * self.share_cost.of(part_rows, rows, length)
+                longest = max(longest, length)
+                continue
+            if mode == _DENSE:
+                part = self.dense.ns(length, part_rows)
+            else:
+                part = roofline.cascade_pass(self.rates, self.heads, length, part_rows, base > 0)
             compute[mode] += part[0]
             memory[mode] += part[1]
         layers = self.model.layers
-        token_compute = layers * share * roofline.private_compute_ns_per_token(rates, heads)
-        token_memory = layers * share * roofline.private_memory_ns_per_token(rates, heads)
-        memory[Mode.PAGED] += roofline.private_pass(rates, heads, rows, 0)[1]
-        passes = [mode for mode in (Mode.CASCADE, Mode.DENSE) if mode in plan.modes]
-        if plan.launch == Launch.FUSED and passes:
-            latency = rates.fused_latency_ns
-            total_compute, total_memory = sum(compute), sum(memory)
-        else:
-            latency = rates.private_latency_ns
-            for mode in passes:
-                latency += max(compute[mode], memory[mode])
-                latency += roofline.pass_latency_ns(rates, mode)
-            if passes:
-                latency += roofline.merge_ns(rates, heads, rows)
-            total_compute, total_memory = compute[Mode.PAGED], memory[Mode.PAGED]
-        return (
-            (layers * (latency + total_compute), token_compute),
-            (layers * (latency + total_memory), token_memory),
-        )
+        passes = [mode for mode in (_CASCADE, _DENSE) if mode in plan.modes]
+        if plan.launch is Launch.FUSED and passes:
+            line = self.paged.line(rows)
+            latency = self.rates.fused_latency_ns
+            token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
+            total_compute = latency + sum(compute) + paged_tokens * token_ns
+            total_memory = latency + sum(memory) - line[0][1]
+            memory_line = _shifted(line, share, paged_reads, layers, total_memory)
+            return upper_line(memory_line, layers * total_compute, layers * share * token_ns)
+        extra = 0.0
+        for mode in passes:
+            extra += max(compute[mode], memory[mode]) + self.pass_latency_ns(mode)
+        if passes:
+            extra += roofline.merge_ns(self.rates, self.heads, rows)
+        line = _shifted(self.paged.line(rows), share, paged_reads, layers, extra)
+        if not longest:
+            return line
+        # However little the sharing leaves to read, it takes as long as one row alone does.
+        floor_ns = layers * (self.paged.alone_ns(longest) + extra)
+        start, a, b = line[0]
+        is_above = a + b * max(start, 0.0) >= floor_ns
+        return line if is_above else upper_line(line, floor_ns, 0.0)
+
+
+def _shifted(line: Pieces, share: float, reads: float, layers: int, extra: float) -> Pieces:
+    """`layers * (line(share * P + reads) + extra)` over P from 0."""
+    return tuple(
+        [
+            ((start - reads) / share, layers * (a + b * reads + extra), layers * share * b)
+            for start, a, b in line[piece_at(line, reads) :]
+        ]
+    )
 
 
 def _check_dense(segments: tuple[Segment, ...], modes: tuple[Mode, ...]) -> None:
     for segment, mode in zip(segments, modes, strict=True):
-        if mode == Mode.DENSE and segment.base == 0:
+        if mode == _DENSE and segment.base == 0:
             raise ValueError("a dense pass must have a contiguous segment, got base 0 (COLD slots)")
 
 

@@ -78,6 +78,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
     ),
 }
 _LAZY: dict[str, frozenset[str]] = {
+    "cost_models": frozenset({"plotly", "aiconfigurator_core"}),
     "kernels": frozenset({"sgl_kernel", "flashinfer", "flash_attn", "pynvml"}),
     "validate": frozenset({"sglang", "granikv.sglang_plugin"}),
     "cli": frozenset({"granikv.kernels", "granikv.sglang_plugin"}),

@@ -349,7 +349,7 @@ def _assumptions(findings: Findings, facts: Mapping[str, str]) -> str:
 def _parameters(findings: Findings) -> str:
     rows = {}
     for name, p in findings.task.params.terms.items():
-        numbers = (f"{p.value:.4g} {p.unit}", f"{p.rel_error:.0%}", f"{p.rows_used:,}")
+        numbers = (p.summary, f"{p.rel_error:.0%}", f"{p.rows_used:,}")
         rows[name] = (*numbers, p.provenance, p.source)
     return _table(("parameter", "value", "1 sigma", "rows", "origin", "source"), rows)
 

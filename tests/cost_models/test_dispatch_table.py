@@ -21,40 +21,45 @@ H200 = StepCost(load_params("h200-sxm"), load_model("llama-3.1-8b"))
 TP2 = StepCost(load_params("a100-sxm4-40gb"), load_model("qwen2.5-14b"), tp=2)
 
 
-@pytest.mark.parametrize("cost", [H200, TP2], ids=["h200", "a100-tp2"])
-@pytest.mark.parametrize("mode", list(Mode))
-@pytest.mark.parametrize("launch", list(Launch))
-def test_table_composes_to_the_step(cost: StepCost, mode: Mode, launch: Launch) -> None:
-    """On a grid point the table gives the step but for host time and the rows' tile time."""
-    table = build_cost_table(cost)
-    rows, length, private_tokens = 64, 8192, 20_000
-    i, j = GRID_LENGTHS.index(length), GRID_ROWS.index(rows)
-    segment = (table.compute_ns[mode, i, j], table.memory_ns[mode, i, j])
-    tile_ns = rows * cost.heads.kv * cost.rates.private_tile_ns
+def _layer_ns(table: CostTable, mode: Mode, launch: Launch, i: int, j: int, tokens: int) -> float:
+    """One layer's attention as the dispatcher composes it from the table."""
+    segment = (float(table.compute_ns[mode, i, j]), float(table.memory_ns[mode, i, j]))
     private = (
-        private_tokens * table.private_compute_ns_per_token,
-        private_tokens * table.private_memory_ns_per_token[j] + tile_ns,
+        tokens * table.private_compute_ns_per_token,
+        tokens * float(table.private_memory_ns_per_token[j]),
     )
     together = max(segment[0] + private[0], segment[1] + private[1])
     if mode is Mode.PAGED:
-        layer = together + table.private_latency_ns
-    elif launch is Launch.FUSED:
+        return together + table.private_latency_ns
+    if launch is Launch.FUSED:
         assert table.fused_latency_ns is not None
-        layer = together + table.fused_latency_ns
-    else:
-        layer = max(segment) + max(private) + table.private_latency_ns + table.merge_ns[j]
-        layer += table.pass_latency_ns[mode]
+        return together + table.fused_latency_ns
+    alone = max(segment) + max(private) + table.private_latency_ns + float(table.merge_ns[j])
+    return alone + float(table.pass_latency_ns[mode])
+
+
+@pytest.mark.parametrize("cost", [H200, TP2], ids=["h200", "a100-tp2"])
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("launch", list(Launch))
+@pytest.mark.parametrize("length", [512, 8192, 32768])
+def test_table_is_near_the_step(cost: StepCost, mode: Mode, launch: Launch, length: int) -> None:
+    """Its private part is a line where the cost model bends: near, not equal."""
+    table = build_cost_table(cost)
+    rows, private_tokens = 64, 64 * 400
+    i, j = GRID_LENGTHS.index(length), GRID_ROWS.index(rows)
+    layer = _layer_ns(table, mode, launch, i, j, private_tokens)
     expected = table.gemm_ns[j] + table.collective_ns[j] + table.num_layers * layer
     shape = StepShape(rows, rows, private_tokens, 400, (Segment(1, length, rows),), *cost.heads[:3])
     got = cost.step_ns(shape, StepPlan((mode,), launch)) - cost.rates.host_decode_ns
-    assert got == pytest.approx(expected, abs=2)
+    assert got == pytest.approx(expected, rel=0.1)
 
 
 def test_table_never_falls_along_its_grid() -> None:
     table = build_cost_table(H200)
-    for array in (table.compute_ns, table.memory_ns):
-        assert (np.diff(array, axis=1) >= 0).all()
-        assert (np.diff(array, axis=2) >= 0).all()
+    alone = np.maximum(table.compute_ns, table.memory_ns)
+    assert (np.diff(alone, axis=1) >= -1e-6).all()
+    # A PAGED segment is told without the launch, which more rows make a little longer.
+    assert (np.diff(alone, axis=2) >= -300).all()
     for line in (table.gemm_ns, table.merge_ns, build_cost_table(TP2).collective_ns):
         assert (np.diff(line) >= 0).all()
 
@@ -83,10 +88,8 @@ def test_m_sat_is_the_papers_on_a100_and_the_crossover_on_h200() -> None:
 
 def test_m_sat_when_dense_never_wins() -> None:
     terms = H200.params.terms
-    slow = terms.dense_latency_ns.model_copy(update={"value": 1e9})
-    params = H200.params.model_copy(
-        update={"terms": terms.model_copy(update={"dense_latency_ns": slow})}
-    )
+    slow = terms.dense.model_copy(update={"latency_ns": 1e9})
+    params = H200.params.model_copy(update={"terms": terms.model_copy(update={"dense": slow})})
     assert saturation_rows(StepCost(params, H200.model)) == GRID_ROWS[-1] * 4
 
 
@@ -98,4 +101,4 @@ def test_table_survives_its_file(tmp_path: Path) -> None:
     assert np.array_equal(back.compute_ns, table.compute_ns)
     assert back.meta == table.meta
     assert back.meta["derived_from"] == "a100-sxm4-80gb"
-    assert back.meta["provenance"]["dense_compute_efficiency"] == "paper"
+    assert back.meta["provenance"]["dense"] == "paper"

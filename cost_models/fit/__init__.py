@@ -1,0 +1,1 @@
+"""Turns measured rows into a parameter file; the only writer of parameters."""

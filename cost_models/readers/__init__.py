@@ -1,0 +1,1 @@
+"""Reads measured rows: public tables and our own benchmarks."""

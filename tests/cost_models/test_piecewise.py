@@ -1,0 +1,70 @@
+"""Piecewise linear functions: sums and maxima equal the point by point answer."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from granikv.cost_models.piecewise import (
+    Pieces,
+    piece_at,
+    scaled,
+    upper,
+    upper_line,
+    weighted_sum,
+)
+
+slopes = st.floats(0, 2)
+values = st.floats(0, 100)
+places = st.floats(0, 300)
+
+
+@st.composite
+def functions(draw: st.DrawFn) -> Pieces:
+    """Continuous functions of up to six pieces from 0 on."""
+    starts = [0.0, *sorted(draw(st.sets(st.floats(0.5, 200), max_size=5)))]
+    pieces = [(0.0, draw(values), draw(slopes))]
+    for start in starts[1:]:
+        _, a, b = pieces[-1]
+        slope = draw(slopes)
+        pieces.append((start, a + (b - slope) * start, slope))
+    return tuple(pieces)
+
+
+def _at(pieces: Pieces, place: float) -> float:
+    _, a, b = pieces[piece_at(pieces, place)]
+    return a + b * place
+
+
+def _near(value: float) -> float:
+    return pytest.approx(value, rel=1e-9, abs=1e-6)  # type: ignore[no-any-return]
+
+
+@given(functions(), functions(), places)
+def test_upper_is_the_greater(first: Pieces, second: Pieces, place: float) -> None:
+    assert _at(upper(first, second), place) == _near(max(_at(first, place), _at(second, place)))
+
+
+@given(functions(), values, slopes, places)
+def test_upper_line_is_the_greater(pieces: Pieces, a: float, b: float, place: float) -> None:
+    assert _at(upper_line(pieces, a, b), place) == _near(max(_at(pieces, place), a + b * place))
+
+
+@given(functions(), functions(), st.floats(0, 3), places)
+def test_sums_add(first: Pieces, second: Pieces, weight: float, place: float) -> None:
+    total = weighted_sum(first, second, weight, 7.0)
+    assert _at(total, place) == _near(weight * _at(first, place) + _at(second, place) + 7.0)
+    assert _at(scaled(first, weight, -2.0), place) == _near(weight * _at(first, place) - 2.0)
+
+
+@given(functions(), functions())
+def test_starts_ascend(first: Pieces, second: Pieces) -> None:
+    for pieces in (upper(first, second), upper_line(first, *second[0][1:])):
+        starts = [start for start, _, _ in pieces]
+        assert starts == sorted(starts)
+
+
+def test_the_last_piece_that_starts_holds() -> None:
+    pieces = ((0.0, 1.0, 0.0), (10.0, 0.0, 0.1), (20.0, -2.0, 0.2))
+    assert [piece_at(pieces, x) for x in (-5, 0, 9, 10, 19, 20, math.inf)] == [0, 0, 0, 1, 1, 2, 2]
