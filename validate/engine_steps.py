@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,6 @@ EXTEND = ((512, 0), (2048, 0), (8192, 0), (512, 8192), (512, 16384), (128, 16384
 def measure(model: str, out: Path, gpu: str) -> None:
     """Start an engine on `model` and append one row per point to `out`."""
     import sglang
-    import torch
 
     engine = sglang.Engine(
         model_path=model,
@@ -78,7 +78,7 @@ def measure(model: str, out: Path, gpu: str) -> None:
         "k": None,
         "num_gpus": 1,
         "bytes": None,
-        "versions_json": json.dumps({"sglang": sglang.__version__, "torch": torch.__version__}),
+        "versions_json": json.dumps({name: version(name) for name in ("sglang", "torch")}),
         "clocks": _clocks(),
         "date": datetime.now(UTC).date().isoformat(),
         "source": f"granikv.validate.engine_steps {Path(model).name}",
