@@ -164,6 +164,7 @@ class Terms(BaseModel):
     merge_memory_efficiency: Parameter
     merge_latency_ns: Parameter
     host_decode_ns: Parameter
+    host_decode_row_ns: Parameter
     host_extend_ns: Parameter
     host_extend_layer_ns: Parameter
     copy_memory_efficiency: Parameter

@@ -33,6 +33,7 @@ class Rates:
     merge_bytes_per_ns: float
     merge_latency_ns: float
     host_decode_ns: float
+    host_decode_row_ns: float
     host_extend_ns: float
     host_extend_layer_ns: float
     copy_bytes_per_ns: float
@@ -69,6 +70,7 @@ def rates_of(params: GpuParams, hardware: Hardware) -> Rates:
         merge_bytes_per_ns=hbm * terms.merge_memory_efficiency.value,
         merge_latency_ns=terms.merge_latency_ns.value,
         host_decode_ns=terms.host_decode_ns.value,
+        host_decode_row_ns=terms.host_decode_row_ns.value,
         host_extend_ns=terms.host_extend_ns.value,
         host_extend_layer_ns=terms.host_extend_layer_ns.value,
         copy_bytes_per_ns=hbm * terms.copy_memory_efficiency.value,

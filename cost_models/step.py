@@ -283,9 +283,13 @@ class StepCost:
                 f"got {split} at tp {self.tp}"
             )
 
+    def host_ns(self, rows: int) -> float:
+        """What a decode step takes beyond its kernels: launching, and what every row adds to it."""
+        return self.rates.host_decode_ns + rows * self.rates.host_decode_row_ns
+
     def _line(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
         return DecodeLine(
-            self.rates.host_decode_ns,
+            self.host_ns(shape.rows),
             self.gemm_ns(shape.padded_rows),
             self.collective_ns(shape.padded_rows),
             self._attention(shape.rows, shape.segments, plan, 1.0),
@@ -310,7 +314,7 @@ class StepCost:
         compute_bound = weighted_sum(attention_first, attention_second, 1 + 1 / layers, fill)
         communication_bound = scaled(attention_first, 1 / layers, collectives - gemm + fill)
         return DecodeLine(
-            self.rates.host_decode_ns,
+            self.host_ns(shape.rows),
             gemm,
             exposed_collective,
             upper(compute_bound, communication_bound),

@@ -21,6 +21,11 @@ def own_path(gpu: str) -> Path:
     return DATA / "rows" / f"{gpu}.own.parquet"
 
 
+def steps_path(gpu: str) -> Path:
+    """Where the step times of a live engine are kept."""
+    return DATA / "rows" / f"{gpu}.steps.parquet"
+
+
 def import_lines(paths: Sequence[Path], out: Path) -> int:
     """Check the JSON lines of a sweep and write them as one parquet file; the number of rows.
 

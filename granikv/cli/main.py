@@ -9,6 +9,8 @@ import typer
 from granikv import __version__
 from granikv.cli import (
     bench_sim,
+    dispatch_table,
+    fit,
     plan,
     simulate,
     trace_convert,
@@ -46,6 +48,8 @@ def _options(
 
 app.command("plan")(plan.command)
 app.command("simulate")(simulate.command)
+app.command("fit")(fit.command)
+app.command("dispatch-table")(dispatch_table.command)
 app.add_typer(trace, name="trace")
 trace.command("info")(trace_info.command)
 trace.command("convert")(trace_convert.command)

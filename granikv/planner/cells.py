@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from granikv import __version__
+from granikv.cost_models.coverage import Coverage, coverage_of, seen_of_steps
 from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.models import ModelShape
 from granikv.cost_models.params import GpuParams
@@ -23,6 +24,9 @@ from granikv.traces.transform import TransformOptions, apply
 
 _TIMELINE_POINTS = 400
 _CDF_POINTS = 101
+_COVERAGE_COLUMNS = (
+    "rows", "padded_rows", "prefill_tokens", "private_tokens", "segments_json", "plan_json",
+)  # fmt: skip
 # The first and last fifth of the arrivals: a queue that grows all along shows between them.
 _TREND_SHARE = 0.2
 
@@ -75,6 +79,7 @@ class CellResult:
         split_steps: decode steps that ran as a burst and a follow-on step.
         split_saved_share: busy time that this saved, as a share of all busy time.
         term_share: share of GPU time by term.
+        coverage: how well measurements cover what the run asked of each term of the cost model.
         timeline: columns time_s, hot_used, cold_used, rows.
         cdf: ttft_s and tpot_s at 0, 1, .. 100 %.
     """
@@ -89,6 +94,7 @@ class CellResult:
     split_saved_share: float
     fragmentation: float
     term_share: dict[str, float]
+    coverage: dict[str, Coverage]
     timeline: dict[str, list[float]]
     cdf: dict[str, list[float]]
 
@@ -129,7 +135,7 @@ def run_cell(task: PlanTask, cell: Cell, records: Path | None = None) -> CellRes
             )
         run = read_run(folder)
         request_rows, step_rows = run.requests, run.steps
-    return _result(task, cell, server, request_rows, step_rows, outcome)
+    return _result(task, cell, server, cost, request_rows, step_rows, outcome)
 
 
 def _header(task: PlanTask, cell: Cell, server: ServerConfig) -> RunHeader:
@@ -151,6 +157,7 @@ def _result(
     task: PlanTask,
     cell: Cell,
     server: ServerConfig,
+    cost: StepCost,
     requests: pl.LazyFrame,
     steps: pl.LazyFrame,
     outcome: RunOutcome,
@@ -169,11 +176,19 @@ def _result(
         split_saved_share=outcome.split_saved_share,
         fragmentation=outcome.fragmentation,
         term_share=outcome.term_share,
+        coverage=_coverage(cost, steps),
         timeline=_timeline(steps, server),
         cdf={
             name: _quantiles(timed[name].drop_nulls().to_numpy()) for name in ("ttft_s", "tpot_s")
         },
     )
+
+
+def _coverage(cost: StepCost, steps: pl.LazyFrame) -> dict[str, Coverage]:
+    """From an even sample of the steps: the extremes of a run last."""
+    frame = steps.select(_COVERAGE_COLUMNS).collect()
+    sample = frame.gather_every(-(-max(frame.height, 1) // _TIMELINE_POINTS))
+    return coverage_of(cost, seen_of_steps(cost, sample.iter_rows(named=True)))
 
 
 def _timeline(steps: pl.LazyFrame, server: ServerConfig) -> dict[str, list[float]]:

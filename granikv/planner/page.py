@@ -1,6 +1,5 @@
 """page: a plan as one self-contained HTML file - recommendation, table, figures, assumptions."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from granikv import __version__
+from granikv.cost_models.coverage import ORDER
 from granikv.planner.cells import CellResult
-from granikv.planner.plan import provenance
+from granikv.planner.plan import coverage
 from granikv.planner.search import REFERENCE_FRACTION, Findings
 from granikv.planner.verdict import CONFIDENCE, Verdict
 from granikv.planner.words import OBJECTIVES
@@ -37,11 +37,22 @@ _TERMS = {
     "extend": ("prefill", "#fbbf24"),
     "copy": ("KV copies", "#34d399"),
 }
-_PROVENANCE = {
-    "datasheet": "datasheet values",
-    "fitted": "fitted to measured kernels",
-    "paper": "published figures, not fitted",
-    "stated": "stated, not fitted",
+_COVERAGE = {
+    "measured range": "fitted, inside the measured range",
+    "extrapolated": "fitted, but asked beyond what was measured",
+    "datasheet": "not measured, stated or published values",
+}
+_TERM_NAMES = {
+    "gemm": "matrix products",
+    "paged": "paged attention",
+    "shared_page_cost": "shared pages",
+    "extend": "prefill attention",
+    "dense": "dense prefix pass",
+    "all_reduce": "all-reduce",
+    "elementwise_memory_efficiency": "small kernels",
+    "cascade_compute_efficiency": "cascade prefix pass",
+    "fused_latency_ns": "fused launch",
+    "merge_latency_ns": "merge",
 }
 _NOT_MODELLED = (
     "waves and tails of kernels, clocks and power limits; tokenisation, the network and sampling "
@@ -97,12 +108,16 @@ def _figures(result: CellResult, has_slo: bool) -> Iterable[str]:
 
 
 def provenance_line(findings: Findings) -> str:
-    """How sound the cost model is: as sound as its least sound parameter."""
-    params = findings.task.params
-    kinds = Counter(parameter.provenance for _, parameter in params.terms.items())
-    parts = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
-    worst = _PROVENANCE[provenance(findings.task)]
-    return f"Cost model of {params.gpu}: {worst} ({parts} parameters)."
+    """What the answer rests on, the least sound part of the cost model last."""
+    by_coverage: dict[str, list[str]] = {}
+    for term, found in coverage(findings).items():
+        by_coverage.setdefault(found, []).append(_TERM_NAMES.get(term, term))
+    parts = [
+        f"{_COVERAGE[name]}: {', '.join(by_coverage[name])}"
+        for name in ORDER
+        if name in by_coverage
+    ]
+    return f"Cost model of {findings.task.params.gpu}; {'; '.join(parts)}."
 
 
 def write_page(

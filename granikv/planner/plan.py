@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from granikv.core.errors import ConfigError
+from granikv.cost_models.coverage import ORDER, Coverage
 from granikv.planner.cells import PlanTask
 from granikv.planner.search import (
     MAX_REPLICAS,
@@ -21,9 +22,6 @@ from granikv.planner.search import (
 )
 from granikv.planner.verdict import Verdict, judge
 from granikv.planner.words import recommend
-
-# Least to most doubtful; an answer is as sound as its least sound part.
-_PROVENANCE = ("datasheet", "fitted", "paper", "stated")
 
 
 def make_plan(
@@ -108,10 +106,14 @@ def _try_judge(findings: Findings) -> Verdict | None:
     return replace(verdict, sentences=recommend(verdict, findings))
 
 
-def provenance(task: PlanTask) -> str:
-    """The least sound provenance among the cost model's parameters."""
-    kinds = {parameter.provenance for _, parameter in task.params.terms.items()}
-    return max(kinds, key=_PROVENANCE.index)
+def coverage(findings: Findings) -> dict[str, Coverage]:
+    """How well measurements cover each term that any nominal run used; the worst of all runs."""
+    worst: dict[str, Coverage] = {}
+    for cell, result in findings.results.items():
+        if cell.seed == 0:
+            for term, found in result.coverage.items():
+                worst[term] = max(worst.get(term, found), found, key=ORDER.index)
+    return worst
 
 
 def write_plan(findings: Findings, verdict: Verdict | None, path: Path) -> None:
@@ -131,7 +133,7 @@ def write_plan(findings: Findings, verdict: Verdict | None, path: Path) -> None:
         "replicas": findings.replicas,
         "needed_replicas": findings.needed_replicas,
         "seeds": findings.seeds,
-        "cost_model_provenance": provenance(task),
+        "cost_model_coverage": coverage(findings),
         "verdict": None if verdict is None else _verdict_json(verdict),
         "cells": [
             findings.results[cell].to_json()

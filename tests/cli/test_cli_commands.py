@@ -28,6 +28,8 @@ COMMANDS = dict(walk(typer.main.get_command(app)))
 def test_all_commands_are_there():
     assert sorted(COMMANDS) == [
         "granikv bench sim",
+        "granikv dispatch-table",
+        "granikv fit",
         "granikv plan",
         "granikv simulate",
         "granikv trace convert",

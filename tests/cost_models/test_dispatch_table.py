@@ -50,7 +50,7 @@ def test_table_is_near_the_step(cost: StepCost, mode: Mode, launch: Launch, leng
     layer = _layer_ns(table, mode, launch, i, j, private_tokens)
     expected = table.gemm_ns[j] + table.collective_ns[j] + table.num_layers * layer
     shape = StepShape(rows, rows, private_tokens, 400, (Segment(1, length, rows),), *cost.heads[:3])
-    got = cost.step_ns(shape, StepPlan((mode,), launch)) - cost.rates.host_decode_ns
+    got = cost.step_ns(shape, StepPlan((mode,), launch)) - cost.host_ns(rows)
     assert got == pytest.approx(expected, rel=0.1)
 
 

@@ -162,7 +162,7 @@ def test_the_stock_engine_is_one_paged_call() -> None:
     reads = 65_536 + sum(
         rows * length * H200.share_cost.of(rows, 256, length) for _, length, rows in segments
     )
-    expected = H200.rates.host_decode_ns + H200.gemm_ns(256) + 32 * _paged_ns(H200, 256, reads)
+    expected = H200.host_ns(256) + H200.gemm_ns(256) + 32 * _paged_ns(H200, 256, reads)
     for launch in Launch:
         got = H200.step_ns(shape, StepPlan((Mode.PAGED, Mode.PAGED), launch))
         assert got == pytest.approx(expected, abs=2)
@@ -188,7 +188,7 @@ def test_two_call_adds_passes_and_a_merge() -> None:
         + roofline.merge_ns(rates, heads, 256)
     )
     plan = StepPlan((Mode.DENSE, Mode.DENSE, Mode.CASCADE))
-    expected = rates.host_decode_ns + H200.gemm_ns(256) + 32 * layer
+    expected = H200.host_ns(256) + H200.gemm_ns(256) + 32 * layer
     assert H200.step_ns(shape, plan) == pytest.approx(expected, abs=2)
 
 
@@ -199,7 +199,7 @@ def test_fused_overlaps_sums() -> None:
     compute += 65_536 * roofline.private_compute_ns_per_token(rates, heads)
     memory += _paged_ns(H200, 256, 65_536) - _paged_ns(H200, 256, 256)
     layer = max(compute, memory) + rates.fused_latency_ns
-    expected = rates.host_decode_ns + H200.gemm_ns(256) + 32 * layer
+    expected = H200.host_ns(256) + H200.gemm_ns(256) + 32 * layer
     got = H200.step_ns(shape, StepPlan((Mode.DENSE,), Launch.FUSED))
     assert got == pytest.approx(expected, abs=2)
 
@@ -258,7 +258,7 @@ def test_row_split_follows_its_formula() -> None:
     collectives = cost.collective_ns(192) + cost.collective_ns(64)
     first_layer = (cost.gemm_ns(192) + attention[0]) / layers
     last_collective = cost.collective_ns(64) / (2 * layers)
-    expected = cost.rates.host_decode_ns + max(compute, collectives) + first_layer + last_collective
+    expected = cost.host_ns(256) + max(compute, collectives) + first_layer + last_collective
     assert line.ns(25_600) == pytest.approx(expected, abs=2)
 
 

@@ -150,4 +150,6 @@ def test_plan_file_holds_question_answer_and_cells(planned, tmp_path):
     assert (plan["model"], plan["gpu"], plan["tp"]) == ("llama-3.1-8b", "h200-sxm", 1)
     assert len(plan["cells"]) == len(findings.results) == 15
     assert plan["verdict"]["recommendation"] == list(verdict.sentences)
-    assert plan["cost_model_provenance"] == "stated"
+    covered = plan["cost_model_coverage"]
+    assert covered["gemm"] in ("measured range", "extrapolated")
+    assert covered["cascade_compute_efficiency"] == "datasheet"
