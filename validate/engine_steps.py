@@ -18,7 +18,7 @@ import json
 import random
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -27,6 +27,7 @@ from typing import Any
 
 _SHORT, _LONG = 16, 144
 _REPEATS = 3
+_EXTEND_REPEATS = 7
 _VOCABULARY = (10, 100_000)  # token ids that every model here has
 
 
@@ -46,11 +47,15 @@ DECODE = (
     Batch(256, 256, 16384), Batch(32, 4096), Batch(128, 2048), Batch(256, 2048), Batch(64, 512),
     Batch(8, 4096), Batch(200, 512), Batch(1, 16384), Batch(256, 256, 2048),
 )  # fmt: skip
-EXTEND = ((512, 0), (2048, 0), (8192, 0), (512, 8192), (512, 16384), (128, 16384), (4096, 4096))
+EXTEND = (
+    (16, 0), (512, 0), (2048, 0), (8192, 0), (512, 16384), (128, 16384), (2048, 16384), (128, 0),
+    (512, 8192), (4096, 4096), (1024, 0), (4096, 0), (128, 4096), (1024, 32768), (8192, 32768),
+)  # fmt: skip
+PARTS = ("extend", "decode")
 
 
-def measure(model: str, out: Path, gpu: str) -> None:
-    """Start an engine on `model` and append one row per point to `out`."""
+def measure(model: str, out: Path, gpu: str, parts: Sequence[str]) -> None:
+    """Start an engine on `model` and append one row per point of `parts` to `out`."""
     import sglang
 
     engine = sglang.Engine(
@@ -92,10 +97,10 @@ def measure(model: str, out: Path, gpu: str) -> None:
             file.write(json.dumps(line) + "\n")
             file.flush()
 
-        for batch in DECODE:
-            write(**_decode_row(engine, batch, rng))
-        for new_tokens, cached_tokens in EXTEND:
+        for new_tokens, cached_tokens in EXTEND if "extend" in parts else ():
             write(**_extend_row(engine, new_tokens, cached_tokens, rng))
+        for batch in DECODE if "decode" in parts else ():
+            write(**_decode_row(engine, batch, rng))
     engine.shutdown()
 
 
@@ -129,7 +134,7 @@ def _extend_row(
     if cached:
         _generate(engine, [cached], 1)
     times = []
-    for _ in range(_REPEATS):
+    for _ in range(_EXTEND_REPEATS):
         prompt = cached + _tokens(rng, new_tokens)
         times.append(_seconds(lambda: _generate(engine, [prompt], 1)) * 1e6)  # noqa: B023
     return {
@@ -174,8 +179,9 @@ def main() -> None:
     parser.add_argument("model", help="folder with a config.json")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--gpu", default="h200-sxm", help="name of the hardware file")
+    parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="what to time")
     arguments = parser.parse_args()
-    measure(arguments.model, arguments.out, arguments.gpu)
+    measure(arguments.model, arguments.out, arguments.gpu, arguments.part)
 
 
 if __name__ == "__main__":
