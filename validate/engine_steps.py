@@ -54,7 +54,7 @@ EXTEND = (
 PARTS = ("extend", "decode")
 
 
-def measure(model: str, out: Path, gpu: str, parts: Sequence[str]) -> None:
+def measure(model: str, out: Path, gpu: str, parts: Sequence[str], prefill_graphs: bool) -> None:
     """Start an engine on `model` and append one row per point of `parts` to `out`."""
     import sglang
 
@@ -68,7 +68,7 @@ def measure(model: str, out: Path, gpu: str, parts: Sequence[str]) -> None:
         mem_fraction_static=0.85,
         cuda_graph_max_bs_decode=256,
         max_running_requests=256,
-        disable_prefill_cuda_graph=True,
+        disable_prefill_cuda_graph=not prefill_graphs,
     )
     config = json.loads((Path(model) / "config.json").read_text())
     fixed = {
@@ -86,7 +86,7 @@ def measure(model: str, out: Path, gpu: str, parts: Sequence[str]) -> None:
         "versions_json": json.dumps({name: version(name) for name in ("sglang", "torch")}),
         "clocks": _clocks(),
         "date": datetime.now(UTC).date().isoformat(),
-        "source": f"granikv.validate.engine_steps {Path(model).name}",
+        "source": f"granikv.validate.engine_steps {'graphs ' * prefill_graphs}{Path(model).name}",
     }
     rng = random.Random(0)
     with out.open("a") as file:
@@ -180,8 +180,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--gpu", default="h200-sxm", help="name of the hardware file")
     parser.add_argument("--part", nargs="+", choices=PARTS, default=PARTS, help="what to time")
-    arguments = parser.parse_args()
-    measure(arguments.model, arguments.out, arguments.gpu, arguments.part)
+    parser.add_argument("--prefill-graphs", action="store_true", help="as servers do by default")
+    chosen = parser.parse_args()
+    measure(chosen.model, chosen.out, chosen.gpu, chosen.part, chosen.prefill_graphs)
 
 
 if __name__ == "__main__":

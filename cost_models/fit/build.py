@@ -14,7 +14,7 @@ from granikv.cost_models.fit import own_rows
 from granikv.cost_models.fit.dense import GRID as DENSE_GRID
 from granikv.cost_models.fit.dense import fit_dense
 from granikv.cost_models.fit.held_out import predict_held_out
-from granikv.cost_models.fit.host import fit_host
+from granikv.cost_models.fit.host import LaunchFit, fit_host, fit_launch
 from granikv.cost_models.fit.result import FitParts, TermFit, make_result, rounded
 from granikv.cost_models.fit.shared_pages import (
     IN_FLIGHT,
@@ -62,7 +62,7 @@ _NOTES = {
     "everything that concerns a shared prefix is the published GraniKV figures (A100-SXM4-40GB) "
     "or an assumption, not a measurement of ours.",
     "h200-sxm": "All terms are fitted to rows of this GPU but those of the cascade and the fused "
-    "kernel, the gap between steps and host time of extend steps, which are assumptions.",
+    "kernel, the gap between steps and host time of an extend batch, which are assumptions.",
 }
 
 
@@ -118,8 +118,10 @@ def _own_params(hardware: Hardware, items: dict[str, Any]) -> GpuParams:
     path = steps_path(name)
     if not path.exists():
         return GpuParams(gpu=name, note=_NOTES[name], terms=Terms.model_validate(body))
-    steps = read_rows(path).filter(pl.col("backend") == "sglang_fa3_decode")
-    without = Terms.model_validate(body | {"host_decode_row_ns": _host_row_item(0.0)})
+    rows = read_rows(path)
+    steps = rows.filter(pl.col("backend") == "sglang_fa3_decode")
+    to_fit = ("host_decode_row_ns", "host_extend_layer_ns")
+    without = Terms.model_validate(body | dict.fromkeys(to_fit, _host_row_item(0.0)))
     params = GpuParams(gpu=name, note=_NOTES[name], terms=without)
     fit = fit_host(steps, params, hardware)
     date = steps["date"][0]
@@ -130,9 +132,28 @@ def _own_params(hardware: Hardware, items: dict[str, Any]) -> GpuParams:
         "rows_used": steps.height,
         "residual": rounded(fit.residual),
     }
-    return params.model_copy(
-        update={"terms": Terms.model_validate(body | {"host_decode_row_ns": item})}
-    )
+    answers = rows.filter(pl.col("backend") == "sglang_fa3_extend")
+    body |= {
+        "host_decode_row_ns": item,
+        "host_extend_layer_ns": _launch_item(fit_launch(answers, params, hardware), answers),
+    }
+    return params.model_copy(update={"terms": Terms.model_validate(body)})
+
+
+def _launch_item(fit: LaunchFit, answers: pl.DataFrame) -> dict[str, Any]:
+    return {
+        "value": round(fit.layer_ns, 1),
+        "unit": "ns",
+        "provenance": "fitted",
+        "source": f"live SGLang 0.5.17 answers of one token, {answers['date'][0]} "
+        f"({answers.height} rows, prefill graphs on): short prompts wait for the host to launch "
+        f"their layers; besides, an answer takes {fit.round_trip_ns / 1e6:.1f} ms between "
+        "processes, which is no part of a step",
+        "rows_used": answers.height,
+        "rel_error": 0.3,
+        "residual": rounded(fit.residual),
+        "valid_range": {"new_tokens": (16.0, 8192.0)},
+    }
 
 
 def _host_row_item(value: float) -> dict[str, Any]:

@@ -190,12 +190,12 @@ def _half_width(ratios: list[float], comparisons: int = 1) -> float:
 def _flat_region(
     findings: Findings, best: Point, points: tuple[Point, ...], objective: Objective
 ) -> tuple[float, float]:
-    """The fractions around the best whose difference to it is inside the noise."""
+    """The fractions around the best that are as good as it in at least one seed."""
     best_runs = findings.of("granikv", best.fraction)
 
     def is_level(point: Point) -> bool:
         ratios = _log_ratios(findings.of("granikv", point.fraction), best_runs, objective)
-        return float(np.mean(ratios)) + _half_width(ratios) >= -1e-9
+        return max(ratios) >= math.log(1 - _EQUAL)
 
     place = points.index(best)
     low = high = place
