@@ -367,6 +367,9 @@ class StepCost:
 
 def _shifted(line: Pieces, share: float, reads: float, layers: int, extra: float) -> Pieces:
     """`layers * (line(share * P + reads) + extra)` over P from 0."""
+    if reads == 0.0 and share == 1.0:  # no paged segment, no row split: the common case
+        ahead = layers * extra
+        return tuple([(start, layers * a + ahead, layers * b) for start, a, b in line])
     return tuple(
         [
             ((start - reads) / share, layers * (a + b * reads + extra), layers * share * b)
