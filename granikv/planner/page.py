@@ -43,7 +43,7 @@ _TERM_NAMES = {
 }
 _NOT_MODELLED = (
     "waves and tails of kernels, clocks and power limits; tokenisation, the network and sampling "
-    "beyond a fixed host time per step; other users of the GPU, failures and restarts"
+    "beyond a host time per step and row; other users of the GPU, failures and restarts"
 )
 
 Table = tuple[tuple[str, ...], dict[str, tuple[str, ...]]]
