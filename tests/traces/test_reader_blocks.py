@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trace_support import shared_tokens
 
 from granikv.core.errors import TraceFormatError
 from granikv.traces import ReadOptions, Run, open_trace
@@ -31,17 +32,6 @@ def bailian(chat, parent, timestamp, prompt, ids, output=10):
         "turn": 1 if parent == -1 else 2,
         "hash_ids": ids,
     }
-
-
-def shared_tokens(left, right):
-    total = 0
-    for a, b in zip(left, right, strict=False):
-        if a.segment != b.segment:
-            break
-        total += min(a.length, b.length)
-        if a.length != b.length:
-            break
-    return total
 
 
 def test_mooncake_cut_has_its_golden_values(data):

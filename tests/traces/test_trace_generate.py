@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from trace_support import shared_tokens
 
 from granikv.core.errors import ConfigError
 from granikv.traces.generate import generate
@@ -29,17 +30,6 @@ def trace(seed=0, **fields):
 
 def level(count, tokens, **more):
     return {"count": count, "tokens": tokens, **more}
-
-
-def shared_tokens(left, right):
-    total = 0
-    for a, b in zip(left, right, strict=False):
-        if a.segment != b.segment:
-            break
-        total += min(a.length, b.length)
-        if a.length != b.length:
-            break
-    return total
 
 
 @pytest.mark.parametrize(("prefix", "rows"), [(512, 8), (16_384, 256), (1_001, 7)])
