@@ -1,0 +1,366 @@
+"""Decode attention over shared segments and private slots: the operator an engine calls.
+
+`plan` runs once a step, `run` once a layer; both only launch kernels, so that a step can be
+captured in a CUDA graph and replayed after the tables have changed.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Literal
+
+import torch  # type: ignore[import-not-found,unused-ignore]
+import triton  # type: ignore[import-not-found,unused-ignore]
+
+from granikv.kernels import launches, planner
+from granikv.kernels.checks import DecodeLimits, check_call, check_tables
+from granikv.kernels.configs import Config, config_for
+from granikv.kernels.shapes import Heads
+from granikv.kernels.tables import DecodeTables
+
+LaunchChoice = Literal["fused", "two_call"]
+Overlap = Literal["serial", "streams", "pdl"]
+PrefixBackend = Literal["triton", "hopper", "fa3"]
+
+_ITEM_WIDTH = 8
+_LOG2_E = math.log2(math.e)
+_MIN_PARTS = 1024
+_PARTS_PER_ROW = 8  # room for chunks beside the at most five pieces of a row
+
+
+@dataclass(frozen=True, slots=True)
+class StepList:
+    """The device buffers that the planner fills and the launches read; int32 but for the parts."""
+
+    counts: Any
+    dense_items: Any
+    cascade_items: Any
+    private_items: Any
+    members: Any
+    entry_part: Any
+    row_part: Any
+    row_parts: Any
+    group_scratch: Any
+    arrivals: Any
+    queues: Any
+    part_out: Any
+    part_lse: Any
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory held."""
+        return sum(getattr(self, f.name).nbytes for f in fields(self))
+
+
+class SharedPrefixDecode:
+    """One decode step's attention for batches of up to `max_rows` rows; not thread-safe.
+
+    Args:
+        max_rows: rows of the largest batch, padding included.
+        heads: of this rank.
+        max_groups: room for groups in the tables.
+        max_private_tokens: longest private slot table.
+        dtype: torch.bfloat16 or torch.float16.
+        device: where everything lives.
+        deterministic: chunks have a fixed number of tokens and every segment runs as it is marked,
+            so that a row's bits do not depend on the batch around it.
+        max_segment_tokens: longest segment; bounds the parts of a row when deterministic.
+
+    Raises:
+        ValueError: a limit is not positive.
+        NotImplementedError: heads or dtype without a kernel.
+    """
+
+    PREFIX_CHUNK = 2048  # tokens, when deterministic
+    PRIVATE_CHUNK = 1024
+
+    def __init__(
+        self,
+        max_rows: int,
+        heads: Heads,
+        max_groups: int,
+        max_private_tokens: int,
+        dtype: Any,
+        device: Any,
+        *,
+        deterministic: bool = False,
+        max_segment_tokens: int = 32_768,
+        config: Config | None = None,
+    ) -> None:
+        self.limits = DecodeLimits(max_rows, heads, max_groups, max_private_tokens, dtype, device)
+        self.deterministic = deterministic
+        self._sms = _sm_count(str(device))
+        self.config = config or config_for(heads, _capability(str(device)))
+        self._capacity = max(_MIN_PARTS, max_rows * self._parts_per_row(max_segment_tokens))
+        self._list = self._allocate()
+        self._side_stream = torch.cuda.Stream(device) if _on_card(device) else None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Device memory of the work lists and the parts."""
+        return self._list.num_bytes
+
+    def plan(self, tables: DecodeTables) -> None:
+        """Make the step's work lists from the tables; one launch.
+
+        Raises:
+            ValueError: a table has a wrong shape, dtype, device or stride.
+        """
+        check_tables(self.limits, tables)
+        heads, config, step = self.limits.heads, self.config, self._list
+        fixed = (self.PREFIX_CHUNK, self.PRIVATE_CHUNK) if self.deterministic else (0, 0)
+        planner.plan_step[(1,)](
+            tables.segment_base, tables.segment_length, tables.segment_group, tables.group_mode,
+            tables.private_length, step.counts, step.dense_items, step.cascade_items,
+            step.private_items, step.members, step.entry_part, step.row_part, step.row_parts,
+            step.group_scratch, tables.rows, tables.groups, self._part_budget(tables.rows), *fixed,
+            HKV=heads.kv,
+            DENSE_ROWS=config.dense_bm // self.limits.group, DENSE_BLOCK=config.dense_block,
+            CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=config.cascade_bn,
+            SMS=self._sms, SLOTS=self._sms * config.private_per_sm,
+            R=max(16, triton.next_power_of_2(tables.rows)),
+            G=max(16, triton.next_power_of_2(tables.groups)), ITEM_BLOCK=256, num_warps=8,
+        )  # fmt: skip
+
+    def run(
+        self,
+        q: Any,
+        k: Any,
+        v: Any,
+        tables: DecodeTables,
+        out: Any = None,
+        lse: Any = None,
+        launch: LaunchChoice = "two_call",
+        overlap: Overlap = "serial",
+        prefix: PrefixBackend = "triton",
+    ) -> Any:
+        """Attention of one layer, by the lists of the last `plan` with the same tables.
+
+        Args:
+            q: `[rows, num_q_heads, head_dim]`.
+            k: `[slots, num_kv_heads, head_dim]`, rows may be strided.
+            v: like `k`.
+            tables: those that were planned.
+            out: like `q`; made if not given.
+            lse: `[rows, num_q_heads]` float32, base e; written if given.
+            launch: one launch for all, or prefix pass, private pass and merge.
+            overlap: of the two passes: one after the other, on forked streams, or the second
+                beside the first by programmatic dependent launch (sm_90).
+            prefix: kernel of the dense tiles; `hopper` needs sm_90.
+
+        Returns:
+            O, of `q`'s shape.
+
+        Raises:
+            ValueError: a tensor has a wrong shape, dtype, device or stride.
+            NotImplementedError: this device or launch has no such part.
+        """
+        check_call(self.limits, q, k, v, tables, out, lse)
+        self._check_parts(launch, overlap, prefix)
+        out = torch.empty_like(q) if out is None else out
+        call = _Call(q, k, v, tables, out, lse, self.limits.heads)
+        if launch == "fused":
+            self._fused(call)
+            return out
+        if overlap == "streams":
+            self._forked(call, prefix)
+        else:
+            pdl = overlap == "pdl"
+            self._prefix_passes(call, prefix, pdl)
+            self._private_pass(call, pdl)
+            self._merge(call, pdl)
+        return out
+
+    def prefix_pass(
+        self, q: Any, k: Any, v: Any, tables: DecodeTables, prefix: PrefixBackend
+    ) -> None:
+        """The first part of a two-call layer alone, for measurements; its parts stay inside."""
+        self._prefix_passes(_Call(q, k, v, tables, q, None, self.limits.heads), prefix, False)
+
+    def private_pass(self, q: Any, k: Any, v: Any, tables: DecodeTables, out: Any) -> None:
+        """The second part alone, for measurements."""
+        self._list.queues.zero_()
+        self._private_pass(_Call(q, k, v, tables, out, None, self.limits.heads), False)
+
+    def counters(self) -> dict[str, int]:
+        """Tiles of the last plan by mode; waits for the device."""
+        counts = [count * self.limits.heads.kv for count in self._list.counts.tolist()]
+        return dict(zip(("dense", "cascade", "private"), counts, strict=True))
+
+    def _allocate(self) -> StepList:
+        limits, parts = self.limits, self._capacity
+        heads, rows = limits.heads, limits.max_rows
+        groups = max(16, triton.next_power_of_2(limits.max_groups))
+
+        def ints(*shape: int) -> Any:
+            return torch.zeros(*shape, dtype=torch.int32, device=limits.device)
+
+        def floats(*shape: int) -> Any:
+            return torch.empty(*shape, dtype=torch.float32, device=limits.device)
+
+        return StepList(
+            counts=ints(3),
+            dense_items=ints(parts, _ITEM_WIDTH),
+            cascade_items=ints(parts, _ITEM_WIDTH),
+            private_items=ints(parts, _ITEM_WIDTH),
+            members=ints(rows * 4),
+            entry_part=ints(rows * 4),
+            row_part=ints(rows),
+            row_parts=ints(rows),
+            group_scratch=ints(6, groups),
+            arrivals=ints(rows, heads.q),
+            queues=ints(4),
+            part_out=floats(parts, heads.q, heads.dim),
+            part_lse=floats(parts, heads.q),
+        )
+
+    def _parts_per_row(self, max_segment_tokens: int) -> int:
+        if not self.deterministic:
+            return 3 * _PARTS_PER_ROW
+        segments = 4 + -(-max_segment_tokens // self.PREFIX_CHUNK)
+        paged = -(-max_segment_tokens // self.PRIVATE_CHUNK)
+        return segments + paged + -(-self.limits.max_private_tokens // self.PRIVATE_CHUNK)
+
+    def _part_budget(self, rows: int) -> int:
+        """Most parts of one of the three lists, so that together they fit."""
+        return max(_MIN_PARTS // 3, _PARTS_PER_ROW * rows)
+
+    def _check_parts(self, launch: str, overlap: str, prefix: str) -> None:
+        if launch not in ("fused", "two_call"):
+            raise ValueError(f"launch must be fused or two_call, got {launch!r}")
+        if overlap not in ("serial", "streams", "pdl"):
+            raise ValueError(f"overlap must be serial, streams or pdl, got {overlap!r}")
+        if prefix not in ("triton", "hopper", "fa3"):
+            raise ValueError(f"prefix must be triton, hopper or fa3, got {prefix!r}")
+        if launch == "fused" and prefix != "triton":
+            raise NotImplementedError(f"a fused launch has no {prefix} prefix pass")
+        if overlap == "streams" and self._side_stream is None:
+            raise NotImplementedError("forked streams need a CUDA device")
+        if overlap == "pdl" and not _is_hopper(self.limits.device):
+            raise NotImplementedError("programmatic dependent launch needs sm_90")
+
+    def _fused(self, call: "_Call") -> None:
+        config, step, heads = self.config, self._list, self.limits.heads
+        launches.fused_step[(self._sms * config.fused_per_sm,)](
+            call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
+            step.counts, step.dense_items, step.cascade_items, step.private_items, step.members,
+            step.entry_part, step.row_part, step.row_parts, step.arrivals, step.queues,
+            call.tables.private_slots, call.scale_log2, *call.strides, call.tables.width,
+            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.group,
+            DENSE_BM=config.dense_bm, DENSE_BN=config.fused_bn, CASCADE_BM=config.cascade_bm,
+            CASCADE_BN=config.cascade_bn, PRIVATE_BN=config.fused_bn, LSE=call.lse is not None,
+            num_warps=config.fused_warps, num_stages=config.fused_stages,
+        )  # fmt: skip
+
+    def _forked(self, call: "_Call", prefix: str) -> None:
+        main, side = torch.cuda.current_stream(), self._side_stream
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            self._private_pass(call, False)
+        self._prefix_passes(call, prefix, False)
+        main.wait_stream(side)
+        self._merge(call, False)
+
+    def _prefix_passes(self, call: "_Call", prefix: str, pdl: bool) -> None:
+        """Dense tiles last, since only they let the private pass in beside them."""
+        config, step = self.config, self._list
+        self._triton_prefix(
+            call, step.cascade_items, step.counts[1:], config.cascade_bm, config.cascade_bn,
+            config.cascade_warps, config.cascade_stages, config.cascade_per_sm, False,
+        )  # fmt: skip
+        if prefix == "hopper":
+            self._hopper_prefix(call, pdl)
+            return
+        self._triton_prefix(
+            call, step.dense_items, step.counts, config.dense_bm, config.dense_bn,
+            config.dense_warps, config.dense_stages, 1, pdl,
+        )  # fmt: skip
+
+    def _triton_prefix(
+        self, call: "_Call", items: Any, count: Any, bm: int, bn: int, warps: int, stages: int,
+        per_sm: int, pdl: bool,
+    ) -> None:  # fmt: skip
+        step, heads = self._list, self.limits.heads
+        launches.prefix_pass[(self._sms * per_sm,)](
+            call.q, call.k, call.v, step.part_out, step.part_lse, items, count, step.members,
+            step.entry_part, call.scale_log2, *call.strides[:3],
+            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=self.config.head_dim, BM=bm, BN=bn, PDL=pdl,
+            num_warps=warps, num_stages=stages,
+        )  # fmt: skip
+
+    def _hopper_prefix(self, call: "_Call", pdl: bool) -> None:
+        from granikv.kernels import hopper
+
+        step = self._list
+        hopper.prefix_pass(
+            call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
+            step.members, step.entry_part, call.scale_log2, self._sms, pdl,
+        )  # fmt: skip
+
+    def _private_pass(self, call: "_Call", pdl: bool) -> None:
+        config, step, heads = self.config, self._list, self.limits.heads
+        launches.private_pass[(self._sms * config.private_per_sm,)](
+            call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
+            step.private_items, step.counts[2:], step.queues, call.tables.private_slots,
+            call.scale_log2, *call.strides, call.tables.width,
+            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.group,
+            BN=config.private_bn, LSE=call.lse is not None, PDL=pdl,
+            num_warps=config.private_warps, num_stages=config.private_stages, launch_pdl=pdl,
+        )  # fmt: skip
+
+    def _merge(self, call: "_Call", pdl: bool) -> None:
+        config, step, heads = self.config, self._list, self.limits.heads
+        launches.merge_pass[(call.tables.rows, heads.kv)](
+            call.out, call.lse_or_out, step.part_out, step.part_lse, step.row_part, step.row_parts,
+            step.queues, *call.strides[3:],
+            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.merge_rows,
+            LSE=call.lse is not None, PDL=pdl, num_warps=1, launch_pdl=pdl,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One layer's tensors and what is derived from them."""
+
+    q: Any
+    k: Any
+    v: Any
+    tables: DecodeTables
+    out: Any
+    lse: Any
+    heads: Heads
+
+    @property
+    def scale_log2(self) -> float:
+        return self.heads.dim**-0.5 * _LOG2_E
+
+    @property
+    def lse_or_out(self) -> Any:
+        """A pointer is passed even where no LSE is written."""
+        return self.out if self.lse is None else self.lse
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Row strides of q, k, v and out, then both strides of the LSE, in elements."""
+        lse = (0, 0) if self.lse is None else self.lse.stride()
+        return (self.q.stride(0), self.k.stride(0), self.v.stride(0), self.out.stride(0), *lse)
+
+
+def _on_card(device: Any) -> bool:
+    return bool(torch.device(device).type == "cuda")
+
+
+@cache
+def _sm_count(device: str) -> int:
+    if not _on_card(device):
+        return 4  # Triton's interpreter: a few blocks show every path
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def _capability(device: str) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device) if _on_card(device) else (0, 0)
+
+
+def _is_hopper(device: Any) -> bool:
+    return _capability(str(device))[0] == 9

@@ -1,0 +1,198 @@
+"""Kernels of a decode step: one launch for everything, or a prefix pass, a private pass and a merge.
+
+All are persistent: the grid is fixed, the work comes from device memory (`planner.plan_step`), and
+blocks of unlike cost take their work from a counter, which the last kernel of a step sets back.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from granikv.kernels.tiles import (
+    merge_parts,
+    prefix_tile,
+    private_tile,
+    store_part,
+    store_result,
+)
+
+
+@triton.jit
+def prefix_pass(
+    q, k, v, part_out, part_lse, items, count, members, entry_part, scale_log2, q_row, k_row, v_row,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All tiles of one list of segments; writes parts."""
+    if PDL:
+        gdc_launch_dependents()
+    todo = tl.load(count) * HKV
+    for work in range(tl.program_id(0), todo, tl.num_programs(0)):
+        out, lse, _, q_head, part, live = prefix_tile(
+            q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
+            v_row, HQ // HKV, D, DP, BM, BN,
+        )  # fmt: skip
+        store_part(part_out, part_lse, out, lse, part, q_head, live, HQ, D, DP)
+
+
+@triton.jit
+def private_pass(
+    q, k, v, out, lse, part_out, part_lse, items, count, queue, private_slots, scale_log2, q_row,
+    k_row, v_row, out_row, lse_row, lse_head, width,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
+    BN: tl.constexpr, LSE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All private tiles; writes results of rows that have one part, parts of all others.
+
+    With `PDL` it runs beside the kernel before it, whose end is awaited by one block, so that this
+    kernel ends after that one.
+    """
+    if PDL:
+        gdc_launch_dependents()
+    todo = tl.load(count) * HKV
+    work = tl.atomic_add(queue, 1, sem="relaxed")
+    while work < todo:
+        o, o_lse, row, q_head, part, live, direct = private_tile(
+            q, k, v, items, private_slots, work // HKV, work % HKV, scale_log2, q_row, k_row, v_row,
+            width, HQ // HKV, GP, D, DP, BN,
+        )  # fmt: skip
+        if direct:
+            store_result(
+                out, lse, o, o_lse, row, q_head, live, out_row, lse_row, lse_head, D, DP, LSE
+            )
+        else:
+            store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
+        work = tl.atomic_add(queue, 1, sem="relaxed")
+    if PDL:
+        if tl.program_id(0) == 0:
+            gdc_wait()
+
+
+@triton.jit
+def merge_pass(
+    out, lse, part_out, part_lse, row_part, row_parts, queue, out_row, lse_row, lse_head,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
+    LSE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Results of all rows with several parts; grid `(rows, num_kv_heads)`."""
+    if PDL:
+        gdc_wait()
+    row, head = tl.program_id(0), tl.program_id(1)
+    if (row == 0) & (head == 0):
+        tl.store(queue, 0)
+    count = tl.load(row_parts + row)
+    if count > 0:
+        first = tl.load(row_part + row)
+        g = tl.arange(0, GP)
+        live = g < HQ // HKV
+        q_head = head * (HQ // HKV) + g
+        o, o_lse = merge_parts(part_out, part_lse, first, count, q_head, live, HQ, GP, D, DP)
+        store_result(out, lse, o, o_lse, row, q_head, live, out_row, lse_row, lse_head, D, DP, LSE)
+
+
+@triton.jit
+def _publish(
+    out, lse, part_out, part_lse, arrivals, row_part, row_parts, o, o_lse, row, q_head, part, live,
+    out_row, lse_row, lse_head,
+    HQ: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    """Write a tile's parts; whoever brings the last part of a (row, query head) merges them all."""
+    store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
+    tl.debug_barrier()
+    count = tl.load(row_parts + row + tl.zeros([M], tl.int32), live, other=0)
+    counter = arrivals + row * HQ + q_head
+    arrived = tl.atomic_add(counter, 1, mask=live, sem="acq_rel")
+    last = live & (arrived == count - 1)
+    if tl.max(last.to(tl.int32), 0) > 0:
+        tl.debug_barrier()
+        first = tl.load(row_part + row + tl.zeros([M], tl.int32), last, other=0)
+        o, o_lse = merge_parts(part_out, part_lse, first, count, q_head, last, HQ, M, D, DP)
+        store_result(out, lse, o, o_lse, row, q_head, last, out_row, lse_row, lse_head, D, DP, LSE)
+        tl.store(counter, 0, last)  # ready for the next layer
+
+
+@triton.jit
+def _fused_prefix(
+    q, k, v, out, lse, part_out, part_lse, items, members, entry_part, row_part, row_parts,
+    arrivals, work, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    o, o_lse, row, q_head, part, live = prefix_tile(
+        q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
+        v_row, HQ // HKV, D, DP, BM, BN,
+    )  # fmt: skip
+    _publish(
+        out, lse, part_out, part_lse, arrivals, row_part, row_parts, o, o_lse, row, q_head, part,
+        live, out_row, lse_row, lse_head, HQ, BM, D, DP, LSE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _fused_private(
+    q, k, v, out, lse, part_out, part_lse, items, private_slots, row_part, row_parts, arrivals,
+    work, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head, width,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
+    BN: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    o, o_lse, row, q_head, part, live, direct = private_tile(
+        q, k, v, items, private_slots, work // HKV, work % HKV, scale_log2, q_row, k_row, v_row,
+        width, HQ // HKV, GP, D, DP, BN,
+    )  # fmt: skip
+    if direct:
+        store_result(out, lse, o, o_lse, row, q_head, live, out_row, lse_row, lse_head, D, DP, LSE)
+    else:
+        _publish(
+            out, lse, part_out, part_lse, arrivals, row_part, row_parts, o, o_lse, row, q_head,
+            part, live, out_row, lse_row, lse_head, HQ, GP, D, DP, LSE,
+        )  # fmt: skip
+
+
+@triton.jit
+def fused_step(
+    q, k, v, out, lse, part_out, part_lse, counts, dense_items, cascade_items, private_items,
+    members, entry_part, row_part, row_parts, arrivals, queues, private_slots, scale_log2, q_row,
+    k_row, v_row, out_row, lse_row, lse_head, width,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
+    DENSE_BM: tl.constexpr, DENSE_BN: tl.constexpr, CASCADE_BM: tl.constexpr,
+    CASCADE_BN: tl.constexpr, PRIVATE_BN: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
+    """A whole layer in one launch.
+
+    Every other block starts with private tiles, so that an SM with two blocks computes and loads at
+    the same time; a block whose list is empty helps with the other. `queues [3]`: next prefix tile,
+    next private tile, blocks that are done.
+    """
+    n_dense = tl.load(counts) * HKV
+    n_prefix = n_dense + tl.load(counts + 1) * HKV
+    n_private = tl.load(counts + 2) * HKV
+    blocks = tl.num_programs(0)
+    on_private = (tl.program_id(0) >= blocks // 2).to(tl.int32)
+    lists = 2
+    while lists > 0:
+        work = tl.atomic_add(queues + on_private, 1, sem="relaxed")
+        if work >= tl.where(on_private == 1, n_private, n_prefix):
+            on_private = 1 - on_private
+            lists -= 1
+        elif on_private == 1:
+            _fused_private(
+                q, k, v, out, lse, part_out, part_lse, private_items, private_slots, row_part,
+                row_parts, arrivals, work, scale_log2, q_row, k_row, v_row, out_row, lse_row,
+                lse_head, width, HQ, HKV, D, DP, GP, PRIVATE_BN, LSE,
+            )  # fmt: skip
+        elif work < n_dense:
+            _fused_prefix(
+                q, k, v, out, lse, part_out, part_lse, dense_items, members, entry_part, row_part,
+                row_parts, arrivals, work, scale_log2, q_row, k_row, v_row, out_row, lse_row,
+                lse_head, HQ, HKV, D, DP, DENSE_BM, DENSE_BN, LSE,
+            )  # fmt: skip
+        else:
+            _fused_prefix(
+                q, k, v, out, lse, part_out, part_lse, cascade_items, members, entry_part,
+                row_part, row_parts, arrivals, work - n_dense, scale_log2, q_row, k_row, v_row,
+                out_row, lse_row, lse_head, HQ, HKV, D, DP, CASCADE_BM, CASCADE_BN, LSE,
+            )  # fmt: skip
+    if tl.atomic_add(queues + 2, 1, sem="acq_rel") == blocks - 1:
+        tl.store(queues, 0)
+        tl.store(queues + 1, 0)
+        tl.store(queues + 2, 0)
