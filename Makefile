@@ -1,11 +1,16 @@
-# Everything runs in .venv, which the first target that needs it creates.
+# Everything runs in .venv, which the first target that needs it creates; only the kernels' tests
+# have their own, because torch and what it needs of CUDA take 5 GB.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+GPU_VENV := .venv-gpu
+GPU_BIN := $(GPU_VENV)/bin
+# The release that the supported SGLang pins; it brings the Triton the kernels are measured with.
+TORCH := torch==2.11.0
 STRICT := granikv.core granikv.sim granikv.cost_models granikv.traces
 SERVER := --model llama-3.1-8b --gpu h200-sxm
 
-.PHONY: plan test lint types wheel clean
+.PHONY: plan test kernels lint types wheel clean
 
 # A real trace, whose prompts share little, and an agent workload, where a HOT pool pays.
 plan: $(VENV)/base.stamp
@@ -15,6 +20,10 @@ plan: $(VENV)/base.stamp
 
 test: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
+
+# Needs no GPU: Triton's interpreter runs the kernels, its compiler builds them for sm_80 and sm_90.
+kernels: $(GPU_VENV)/dev.stamp
+	$(GPU_BIN)/python -m pytest tests/kernels -m "not gpu"
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -28,14 +37,14 @@ wheel: $(VENV)/dev.stamp
 	$(BIN)/python -m build
 
 clean:
-	rm -rf $(VENV) build dist out src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(GPU_VENV) build dist out src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(BIN)/python:
+$(BIN)/python $(GPU_BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "GraniKV needs Python 3.11 or newer; name one with: make PYTHON=python3.11"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "$(PYTHON) cannot create virtual environments; on Debian: apt-get install python3-venv"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(@:/bin/python=)
 
 $(VENV)/base.stamp: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -e .
@@ -44,3 +53,7 @@ $(VENV)/base.stamp: pyproject.toml | $(BIN)/python
 $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
 	touch $@ $(VENV)/base.stamp
+
+$(GPU_VENV)/dev.stamp: pyproject.toml | $(GPU_BIN)/python
+	$(GPU_BIN)/pip install --quiet --disable-pip-version-check -e '.[gpu,dev]' '$(TORCH)'
+	touch $@

@@ -19,6 +19,8 @@ LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 ROWS = (8, 32, 64, 128, 256, 512)
 PRIVATE = (64, 256, 1024, 2048)
 
+MAX_CALLS = 16  # of one graph
+
 # Larger batches are left out: FA3 alone would need over ten milliseconds a call.
 _MAX_PAGED_US = 12_000.0
 _MAX_LAYER_SLOTS = 1_500_000
@@ -131,6 +133,15 @@ class Cell:
         return private + prefix + _LATENCY_US
 
 
+def plan_calls(guess_us: float) -> int:
+    """Calls in one graph: four layers, more of short calls, fewer of very long ones."""
+    if guess_us > 1500:
+        return 1 if guess_us > 4000 else 2
+    if guess_us > 100:
+        return 4
+    return 8 if guess_us > 40 else MAX_CALLS
+
+
 class Backend(NamedTuple):
     """One way to compute a cell.
 
@@ -162,8 +173,6 @@ class Backend(NamedTuple):
             return bool(cell.segments) and cell.is_one_level and tiled
         if self.family in ("flashinfer", "cublas"):
             return len(cell.segments) == 1 and len(cell.segments[0].rows) == cell.rows
-        if self.family == "prefix":
-            return len(cell.segments) == 1 and cell.private_tokens == 0
         if self.family == "fa3" and self.page_size > 1:
             return all(segment.tokens % self.page_size == 0 for segment in cell.segments)
         return True
@@ -189,15 +198,19 @@ PAIR = Backend("fa3_prefix_suffix_merge", "pair", options=(("overlap", "serial")
 PAIR_STREAMS = Backend("fa3_prefix_suffix_merge_streams", "pair", options=(("overlap", "streams"),))
 FLASHINFER = Backend("flashinfer_cascade", "flashinfer")
 CUBLAS = Backend("cublas_dense", "cublas", "cublas")
-FA3_PREFIX = Backend("fa3", "prefix")
+FA3_PREFIX = Backend("fa3", "fa3_prefix")
+OUR_PREFIX = tuple(
+    Backend(f"granikv_{prefix}", "granikv_prefix", options=(("prefix", prefix),))
+    for prefix in ("triton", "hopper")
+)
+OUR_PRIVATE = Backend("granikv_private", "granikv_private")
 PLAN = Backend("granikv_plan", "plan")
 FUSED = tuple(_granikv("fused", mode, launch="fused") for mode in ("dense", "cascade", "paged"))
 TWO_CALL = tuple(_two_call(overlap) for overlap in ("serial", "streams", "pdl"))
 TWO_CALL_CASCADE = _granikv("two_call", "cascade", launch="two_call", overlap="serial")
 TWO_CALL_PAGED = _granikv("two_call", "paged", launch="two_call", overlap="serial")
 OTHER_PREFIX = tuple(
-    _two_call(overlap, prefix)
-    for prefix, overlap in product(("hopper", "fa3"), ("serial", "streams"))
+    _two_call(overlap, prefix) for prefix, overlap in product(("hopper",), ("serial", "streams"))
 )
 
 # Which backends run on which kind of cell, in this order. FA3 comes first: the others are compared
@@ -207,10 +220,10 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
         FA3, *FUSED, *TWO_CALL, *OTHER_PREFIX, TWO_CALL_CASCADE, PAIR, PAIR_STREAMS, PLAN,
         *FA3_PAGES, CUBLAS, FLASHINFER,
     ),
-    "private": (FA3, FUSED[0], TWO_CALL[0]),
-    "prefix": (FA3_PREFIX, FUSED[0], TWO_CALL[0], OTHER_PREFIX[0]),
+    "private": (FA3, OUR_PRIVATE, FUSED[0], TWO_CALL[0], *FA3_PAGES),
+    "prefix": (FA3_PREFIX, *OUR_PREFIX, FUSED[0], TWO_CALL[0], OTHER_PREFIX[0]),
     "coarse": (
-        FA3, FUSED[0], FUSED[1], TWO_CALL[0], TWO_CALL[1], OTHER_PREFIX[3], PAIR, PAIR_STREAMS,
+        FA3, FUSED[0], FUSED[1], TWO_CALL[0], TWO_CALL[1], OTHER_PREFIX[1], PAIR, PAIR_STREAMS,
         PLAN, *FA3_PAGES,
     ),
     "grid": (FA3, FUSED[0], FUSED[1], TWO_CALL[1], PAIR, PAIR_STREAMS),

@@ -33,6 +33,8 @@ class Config:
     fused_warps: int = 4
     fused_stages: int = 2
     fused_per_sm: int = 2
+    hopper_registers: int | None = None
+    hopper_consumer_registers: int = 232
 
 
 def config_for(heads: Heads, capability: tuple[int, int]) -> Config:

@@ -232,6 +232,8 @@ class SharedPrefixDecode:
             raise ValueError(f"overlap must be serial, streams or pdl, got {overlap!r}")
         if prefix not in ("triton", "hopper", "fa3"):
             raise ValueError(f"prefix must be triton, hopper or fa3, got {prefix!r}")
+        if prefix == "fa3":
+            raise NotImplementedError("FA3's prefix pass is not built in yet")
         if launch == "fused" and prefix != "triton":
             raise NotImplementedError(f"a fused launch has no {prefix} prefix pass")
         if overlap == "streams" and self._side_stream is None:
@@ -295,6 +297,7 @@ class SharedPrefixDecode:
         hopper.prefix_pass(
             call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
             step.members, step.entry_part, call.scale_log2, self._sms, pdl,
+            self.config.hopper_registers, self.config.hopper_consumer_registers,
         )  # fmt: skip
 
     def _private_pass(self, call: "_Call", pdl: bool) -> None:

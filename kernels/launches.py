@@ -1,4 +1,4 @@
-"""Kernels of a decode step: one launch for everything, or a prefix pass, a private pass and a merge.
+"""Kernels of a decode step: one launch for all of it, or prefix, private and merge passes.
 
 All are persistent: the grid is fixed, the work comes from device memory (`planner.plan_step`), and
 blocks of unlike cost take their work from a counter, which the last kernel of a step sets back.
@@ -63,9 +63,8 @@ def private_pass(
         else:
             store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
         work = tl.atomic_add(queue, 1, sem="relaxed")
-    if PDL:
-        if tl.program_id(0) == 0:
-            gdc_wait()
+    if PDL and tl.program_id(0) == 0:
+        gdc_wait()
 
 
 @triton.jit

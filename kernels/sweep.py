@@ -153,7 +153,7 @@ def clock_reader() -> Callable[[], str]:
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        clocks = _nvidia_smi("clocks.sm,clocks.mem")
+        clocks = nvidia_smi("clocks.sm,clocks.mem")
         return lambda: f"{clocks} (idle, at the start)"
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -190,7 +190,7 @@ def _run(points: list[Point], options: argparse.Namespace) -> int:
     sweep = DeviceSweep(options.seed, read_clocks)
     machine = Machine(
         gpu=options.gpu,
-        versions={**sweep.versions(), "driver": _nvidia_smi("driver_version")},
+        versions={**sweep.versions(), "driver": nvidia_smi("driver_version")},
         date=datetime.now(UTC).date().isoformat(),
         read_clocks=sweep.clocks_under_load,
     )
@@ -210,7 +210,8 @@ def _run(points: list[Point], options: argparse.Namespace) -> int:
     return 1 if outcome.failed else 0
 
 
-def _nvidia_smi(query: str) -> str:
+def nvidia_smi(query: str) -> str:
+    """One value of the first GPU, as nvidia-smi prints it."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return text.splitlines()[0].strip()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 
-from granikv.kernels.schedule import MAX_REPLAYS, WARM_UPS, plan_replays
+from granikv.kernels.schedule import MAX_REPLAYS, MIN_REPLAYS, WARM_UPS, plan_replays
 
 Call = Callable[[], Any]
 
@@ -53,14 +53,16 @@ class GraphTimer:
         torch.cuda.synchronize()
         return graph
 
-    def times_us(self, calls: Sequence[Call], cold: bool = True) -> list[float]:
+    def times_us(
+        self, calls: Sequence[Call], cold: bool = True, min_replays: int = MIN_REPLAYS
+    ) -> list[float]:
         """Device time of one call, once for each timed replay: replay time over calls."""
         graph = self.capture(calls)
         for _ in range(WARM_UPS - 1):
             self._replay(graph, cold)
         start, end = self._replay(graph, cold)
         end.synchronize()
-        replays = plan_replays(start.elapsed_time(end) * 1e3)
+        replays = max(min_replays, plan_replays(start.elapsed_time(end) * 1e3))
         events = [self._replay(graph, cold) for _ in range(replays)]
         self._during_work()
         torch.cuda.synchronize()

@@ -8,6 +8,7 @@ import typer
 
 from granikv import __version__
 from granikv.cli import (
+    bench_kernels,
     bench_sim,
     dispatch_table,
     fit,
@@ -57,6 +58,7 @@ trace.command("cut")(trace_cut.command)
 trace.command("generate")(trace_generate.command)
 app.add_typer(bench, name="bench")
 bench.command("sim")(bench_sim.command)
+bench.command("kernels")(bench_kernels.command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

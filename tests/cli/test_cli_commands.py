@@ -27,6 +27,7 @@ COMMANDS = dict(walk(typer.main.get_command(app)))
 
 def test_all_commands_are_there():
     assert sorted(COMMANDS) == [
+        "granikv bench kernels",
         "granikv bench sim",
         "granikv dispatch-table",
         "granikv fit",
