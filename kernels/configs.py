@@ -20,21 +20,15 @@ class Config:
     dense_block: int = 128
     dense_warps: int = 8
     dense_stages: int = 3
-    cascade_bm: int = 64
-    cascade_bn: int = 64
-    cascade_warps: int = 4
-    cascade_stages: int = 2
-    cascade_per_sm: int = 2
+    cascade_bm: int = 16
     private_bn: int = 32
-    private_warps: int = 2
+    private_warps: int = 1
     private_stages: int = 2
-    private_per_sm: int = 8
+    private_per_sm: int = 10
     fused_bn: int = 64
     fused_warps: int = 4
     fused_stages: int = 2
     fused_per_sm: int = 2
-    hopper_registers: int | None = None
-    hopper_consumer_registers: int = 232
 
 
 def config_for(heads: Heads, capability: tuple[int, int]) -> Config:
@@ -49,7 +43,7 @@ def config_for(heads: Heads, capability: tuple[int, int]) -> Config:
     }
     if head_dim == 256:
         return Config(
-            **sizes, dense_bn=32, dense_stages=2, cascade_bn=32, fused_bn=32, fused_warps=8,
+            **sizes, dense_bn=32, dense_stages=2, fused_bn=32, fused_warps=8,
             fused_per_sm=1, private_bn=16,
         )  # fmt: skip
     if capability[0] < 9:

@@ -64,7 +64,7 @@ class SharedPrefixDecode:
         device: where everything lives.
         deterministic: chunks have a fixed number of tokens and every segment runs as it is marked,
             so that a row's bits do not depend on the batch around it.
-        max_segment_tokens: longest segment; bounds the parts of a row when deterministic.
+        max_segment_tokens: of all segments of a row; bounds its parts when deterministic.
 
     Raises:
         ValueError: a limit is not positive.
@@ -100,8 +100,13 @@ class SharedPrefixDecode:
         """Device memory of the work lists and the parts."""
         return self._list.num_bytes
 
-    def plan(self, tables: DecodeTables) -> None:
+    def plan(self, tables: DecodeTables, overlapped: bool = False) -> None:
         """Make the step's work lists from the tables; one launch.
+
+        Args:
+            tables: of the step.
+            overlapped: leave SMs to the private pass, for layers that run with it beside the
+                dense pass (`run(overlap="streams")` or `"pdl"`).
 
         Raises:
             ValueError: a table has a wrong shape, dtype, device or stride.
@@ -114,12 +119,14 @@ class SharedPrefixDecode:
             tables.private_length, step.counts, step.dense_items, step.cascade_items,
             step.private_items, step.members, step.entry_part, step.row_part, step.row_parts,
             step.group_scratch, tables.rows, tables.groups, self._part_budget(tables.rows), *fixed,
+            int(overlapped),
             HKV=heads.kv,
             DENSE_ROWS=config.dense_bm // self.limits.group, DENSE_BLOCK=config.dense_block,
-            CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=config.cascade_bn,
+            CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=config.private_bn,
             SMS=self._sms, SLOTS=self._sms * config.private_per_sm,
             R=max(16, triton.next_power_of_2(tables.rows)),
-            G=max(16, triton.next_power_of_2(tables.groups)), ITEM_BLOCK=256, num_warps=8,
+            G=max(16, triton.next_power_of_2(tables.groups)),
+            S=triton.next_power_of_2(self._sms), ITEM_BLOCK=256, num_warps=8,
         )  # fmt: skip
 
     def run(
@@ -166,7 +173,7 @@ class SharedPrefixDecode:
             self._forked(call, prefix)
         else:
             pdl = overlap == "pdl"
-            self._prefix_passes(call, prefix, pdl)
+            self._prefix_pass(call, prefix, pdl)
             self._private_pass(call, pdl)
             self._merge(call, pdl)
         return out
@@ -175,7 +182,7 @@ class SharedPrefixDecode:
         self, q: Any, k: Any, v: Any, tables: DecodeTables, prefix: PrefixBackend
     ) -> None:
         """The first part of a two-call layer alone, for measurements; its parts stay inside."""
-        self._prefix_passes(_Call(q, k, v, tables, q, None, self.limits.heads), prefix, False)
+        self._prefix_pass(_Call(q, k, v, tables, q, None, self.limits.heads), prefix, False)
 
     def private_pass(self, q: Any, k: Any, v: Any, tables: DecodeTables, out: Any) -> None:
         """The second part alone, for measurements."""
@@ -184,8 +191,9 @@ class SharedPrefixDecode:
 
     def counters(self) -> dict[str, int]:
         """Tiles of the last plan by mode; waits for the device."""
-        counts = [count * self.limits.heads.kv for count in self._list.counts.tolist()]
-        return dict(zip(("dense", "cascade", "private"), counts, strict=True))
+        *items, _ = self._list.counts.tolist()
+        tiles = [count * self.limits.heads.kv for count in items]
+        return dict(zip(("dense", "cascade", "private"), tiles, strict=True))
 
     def _allocate(self) -> StepList:
         limits, parts = self.limits, self._capacity
@@ -199,7 +207,7 @@ class SharedPrefixDecode:
             return torch.empty(*shape, dtype=torch.float32, device=limits.device)
 
         return StepList(
-            counts=ints(3),
+            counts=ints(4),
             dense_items=ints(parts, _ITEM_WIDTH),
             cascade_items=ints(parts, _ITEM_WIDTH),
             private_items=ints(parts, _ITEM_WIDTH),
@@ -217,9 +225,8 @@ class SharedPrefixDecode:
     def _parts_per_row(self, max_segment_tokens: int) -> int:
         if not self.deterministic:
             return 3 * _PARTS_PER_ROW
-        segments = 4 + -(-max_segment_tokens // self.PREFIX_CHUNK)
-        paged = -(-max_segment_tokens // self.PRIVATE_CHUNK)
-        return segments + paged + -(-self.limits.max_private_tokens // self.PRIVATE_CHUNK)
+        tokens = max_segment_tokens + self.limits.max_private_tokens
+        return 5 + tokens // min(self.PREFIX_CHUNK, self.PRIVATE_CHUNK)
 
     def _part_budget(self, rows: int) -> int:
         """Most parts of one of the three lists, so that together they fit."""
@@ -238,6 +245,10 @@ class SharedPrefixDecode:
             raise NotImplementedError(f"a fused launch has no {prefix} prefix pass")
         if overlap == "streams" and self._side_stream is None:
             raise NotImplementedError("forked streams need a CUDA device")
+        if prefix == "hopper" and not _is_hopper(self.limits.device):
+            raise NotImplementedError("the hopper prefix pass needs sm_90")
+        if prefix == "hopper" and self.limits.heads.dim == 96:
+            raise NotImplementedError("the hopper prefix pass needs head_dim 64, 128 or 256")
         if overlap == "pdl" and not _is_hopper(self.limits.device):
             raise NotImplementedError("programmatic dependent launch needs sm_90")
 
@@ -250,44 +261,30 @@ class SharedPrefixDecode:
             call.tables.private_slots, call.scale_log2, *call.strides, call.tables.width,
             HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.group,
             DENSE_BM=config.dense_bm, DENSE_BN=config.fused_bn, CASCADE_BM=config.cascade_bm,
-            CASCADE_BN=config.cascade_bn, PRIVATE_BN=config.fused_bn, LSE=call.lse is not None,
+            CASCADE_BN=config.fused_bn, PRIVATE_BN=config.fused_bn, LSE=call.lse is not None,
             num_warps=config.fused_warps, num_stages=config.fused_stages,
         )  # fmt: skip
 
     def _forked(self, call: "_Call", prefix: str) -> None:
         main, side = torch.cuda.current_stream(), self._side_stream
         side.wait_stream(main)
+        self._prefix_pass(call, prefix, False)
         with torch.cuda.stream(side):
             self._private_pass(call, False)
-        self._prefix_passes(call, prefix, False)
         main.wait_stream(side)
         self._merge(call, False)
 
-    def _prefix_passes(self, call: "_Call", prefix: str, pdl: bool) -> None:
-        """Dense tiles last, since only they let the private pass in beside them."""
-        config, step = self.config, self._list
-        self._triton_prefix(
-            call, step.cascade_items, step.counts[1:], config.cascade_bm, config.cascade_bn,
-            config.cascade_warps, config.cascade_stages, config.cascade_per_sm, False,
-        )  # fmt: skip
+    def _prefix_pass(self, call: "_Call", prefix: str, pdl: bool) -> None:
         if prefix == "hopper":
             self._hopper_prefix(call, pdl)
             return
-        self._triton_prefix(
-            call, step.dense_items, step.counts, config.dense_bm, config.dense_bn,
-            config.dense_warps, config.dense_stages, 1, pdl,
-        )  # fmt: skip
-
-    def _triton_prefix(
-        self, call: "_Call", items: Any, count: Any, bm: int, bn: int, warps: int, stages: int,
-        per_sm: int, pdl: bool,
-    ) -> None:  # fmt: skip
-        step, heads = self._list, self.limits.heads
-        launches.prefix_pass[(self._sms * per_sm,)](
-            call.q, call.k, call.v, step.part_out, step.part_lse, items, count, step.members,
-            step.entry_part, call.scale_log2, *call.strides[:3],
-            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=self.config.head_dim, BM=bm, BN=bn, PDL=pdl,
-            num_warps=warps, num_stages=stages,
+        config, step, heads = self.config, self._list, self.limits.heads
+        launches.prefix_pass[(self._sms,)](
+            call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
+            step.members, step.entry_part, call.scale_log2, *call.strides[:3],
+            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, BM=config.dense_bm,
+            BN=config.dense_bn, PDL=pdl,
+            num_warps=config.dense_warps, num_stages=config.dense_stages,
         )  # fmt: skip
 
     def _hopper_prefix(self, call: "_Call", pdl: bool) -> None:
@@ -297,17 +294,17 @@ class SharedPrefixDecode:
         hopper.prefix_pass(
             call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
             step.members, step.entry_part, call.scale_log2, self._sms, pdl,
-            self.config.hopper_registers, self.config.hopper_consumer_registers,
         )  # fmt: skip
 
     def _private_pass(self, call: "_Call", pdl: bool) -> None:
         config, step, heads = self.config, self._list, self.limits.heads
         launches.private_pass[(self._sms * config.private_per_sm,)](
             call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
-            step.private_items, step.counts[2:], step.queues, call.tables.private_slots,
-            call.scale_log2, *call.strides, call.tables.width,
+            step.private_items, step.cascade_items, step.counts, step.members, step.entry_part,
+            step.queues, call.tables.private_slots, call.scale_log2, *call.strides,
+            call.tables.width,
             HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.group,
-            BN=config.private_bn, LSE=call.lse is not None, PDL=pdl,
+            CASCADE_BM=config.cascade_bm, BN=config.private_bn, LSE=call.lse is not None, PDL=pdl,
             num_warps=config.private_warps, num_stages=config.private_stages, launch_pdl=pdl,
         )  # fmt: skip
 

@@ -3,8 +3,8 @@
 A block has a producer warp and two consumer groups of four warps, each with 64 packed rows of a
 128-row tile; both read the same stages of K and V. A consumer issues the scores of the next block
 of keys, then the product of the last block's weights with V, and computes the softmax of the former
-while the latter runs (the intra-warpgroup overlap of FlashAttention-3, arXiv 2407.08608). Registers
-and shared memory are kept low enough that blocks of the private pass fit on the same SM.
+while the latter runs (the intra-warpgroup overlap of FlashAttention-3, arXiv 2407.08608). A block
+takes all registers of an SM; the plan may leave some SMs to the private pass.
 """
 
 from typing import Any
@@ -25,6 +25,11 @@ ROWS = 128  # packed rows of a tile
 _LN_2 = gl.constexpr(0.6931471805599453)
 _ITEM_WIDTH = gl.constexpr(8)
 _HALF = gl.constexpr(64)  # packed rows of one consumer
+# Of a thread. The first consumer takes what is left of an SM's 64K; below 216 the other one spills,
+# and at 200 the pass was a quarter slower on an H200.
+_CONSUMER_REGISTERS = gl.constexpr(232)
+_PRODUCER_REGISTERS = gl.constexpr(24)
+_STAGES = 2  # of K and of V
 
 
 @gluon.jit
@@ -49,9 +54,10 @@ def _produce(
     HKV: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Load the blocks of every work item, the masked last one first."""
-    todo = gl.load(counts) * HKV
+    blocks_at_work = gl.load(counts + 3)
+    todo = gl.where(gl.program_id(0) < blocks_at_work, gl.load(counts) * HKV, 0)
     step = 0
-    for work in range(gl.program_id(0), todo, gl.num_programs(0)):
+    for work in range(gl.program_id(0), todo, blocks_at_work):
         item = items + work // HKV * _ITEM_WIDTH
         column = work % HKV * D
         slot = gl.load(item + 2)
@@ -88,13 +94,13 @@ def _consume(
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     THREADS: gl.constexpr = D // 8
     Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [4, 1], [1, 0])
-    S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     dtype: gl.constexpr = k_smem.dtype
 
-    todo = gl.load(counts) * HKV
+    blocks_at_work = gl.load(counts + 3)
+    todo = gl.where(gl.program_id(0) < blocks_at_work, gl.load(counts) * HKV, 0)
     step = 0
-    for work in range(gl.program_id(0), todo, gl.num_programs(0)):
+    for work in range(gl.program_id(0), todo, blocks_at_work):
         item = items + work // HKV * _ITEM_WIDTH
         head = work % HKV
         first = gl.load(item)
@@ -178,7 +184,7 @@ def _consume(
 def prefix_pass_kernel(
     q, k_desc, v_desc, part_out, part_lse, items, counts, members, entry_part, scale_log2, q_row,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    PDL: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """All dense tiles of a step; see the module's text."""
     if PDL:
@@ -226,7 +232,7 @@ def prefix_pass_kernel(
             ),
         ],
         [4, 1],
-        [CONSUMER_REGS, 24],
+        [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
     )  # fmt: skip
 
 
@@ -246,30 +252,25 @@ def block_tokens(head_dim: int) -> int:
 
 def prefix_pass(
     q: Any, k: Any, v: Any, part_out: Any, part_lse: Any, items: Any, counts: Any, members: Any,
-    entry_part: Any, scale_log2: float, blocks: int, pdl: bool, max_registers: int | None = None,
-    consumer_registers: int = 208, stages: int = 2,
+    entry_part: Any, scale_log2: float, sms: int, pdl: bool,
 ) -> None:  # fmt: skip
-    """Launch the pass over the planner's dense list; one persistent block on each of `blocks` SMs.
+    """Launch the pass over the planner's dense list; one persistent block on each of `sms` SMs.
 
     Args:
         q: `[rows, num_q_heads, head_dim]`; head_dim 64, 128 or 256.
         k: `[slots, num_kv_heads, head_dim]`; `v` alike.
         part_out: `[parts, num_q_heads, head_dim]` float32; `part_lse` without the last dimension.
-        items: the planner's dense list; `counts` holds its length first.
+        items: the planner's dense list; `counts` holds its length and, last, the blocks to use.
         members: the planner's; so is `entry_part`.
         scale_log2: softmax scale times log2(e).
-        blocks: how many.
+        sms: how many the card has.
         pdl: let the next kernel start beside this one.
-        max_registers: of a thread at launch; fewer leave room for other kernels' blocks.
-        consumer_registers: of a thread of the second consumer; the first takes what is left.
-        stages: of K and of V.
     """
     _, num_q_heads, dim = q.shape
     block = block_tokens(dim)
-    options = {} if max_registers is None else {"maxnreg": max_registers}
-    prefix_pass_kernel[(blocks,)](
+    prefix_pass_kernel[(sms,)](
         q, pool_descriptor(k, block), pool_descriptor(v, block), part_out, part_lse, items, counts,
         members, entry_part, scale_log2, q.stride(0),
-        HQ=num_q_heads, HKV=k.shape[1], D=dim, BN=block, STAGES=stages, PDL=pdl,
-        CONSUMER_REGS=consumer_registers, num_warps=4, **options,
+        HQ=num_q_heads, HKV=k.shape[1], D=dim, BN=block, STAGES=_STAGES, PDL=pdl,
+        num_warps=4,
     )  # fmt: skip

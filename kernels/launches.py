@@ -19,15 +19,17 @@ from granikv.kernels.tiles import (
 
 @triton.jit
 def prefix_pass(
-    q, k, v, part_out, part_lse, items, count, members, entry_part, scale_log2, q_row, k_row, v_row,
+    q, k, v, part_out, part_lse, items, counts, members, entry_part, scale_log2, q_row, k_row,
+    v_row,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """All tiles of one list of segments; writes parts."""
+    """All dense tiles, on as many blocks as the plan says; writes parts."""
     if PDL:
         gdc_launch_dependents()
-    todo = tl.load(count) * HKV
-    for work in range(tl.program_id(0), todo, tl.num_programs(0)):
+    blocks = tl.load(counts + 3)
+    todo = tl.where(tl.program_id(0) < blocks, tl.load(counts) * HKV, 0)
+    for work in range(tl.program_id(0), todo, blocks):
         out, lse, _, q_head, part, live = prefix_tile(
             q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
             v_row, HQ // HKV, D, DP, BM, BN,
@@ -36,32 +38,65 @@ def prefix_pass(
 
 
 @triton.jit
-def private_pass(
-    q, k, v, out, lse, part_out, part_lse, items, count, queue, private_slots, scale_log2, q_row,
-    k_row, v_row, out_row, lse_row, lse_head, width,
+def _private_work(
+    q, k, v, out, lse, part_out, part_lse, items, private_slots, work, scale_log2, q_row, k_row,
+    v_row, out_row, lse_row, lse_head, width,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
-    BN: tl.constexpr, LSE: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
-    """All private tiles; writes results of rows that have one part, parts of all others.
+    o, o_lse, row, q_head, part, live, direct = private_tile(
+        q, k, v, items, private_slots, work // HKV, work % HKV, scale_log2, q_row, k_row, v_row,
+        width, HQ // HKV, GP, D, DP, BN,
+    )  # fmt: skip
+    if direct:
+        store_result(out, lse, o, o_lse, row, q_head, live, out_row, lse_row, lse_head, D, DP, LSE)
+    else:
+        store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
 
-    With `PDL` it runs beside the kernel before it, whose end is awaited by one block, so that this
-    kernel ends after that one.
+
+@triton.jit
+def _cascade_work(
+    q, k, v, part_out, part_lse, items, members, entry_part, work, scale_log2, q_row, k_row, v_row,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    o, o_lse, _, q_head, part, live = prefix_tile(
+        q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
+        v_row, HQ // HKV, D, DP, BM, BN,
+    )  # fmt: skip
+    store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
+
+
+@triton.jit
+def private_pass(
+    q, k, v, out, lse, part_out, part_lse, private_items, cascade_items, counts, members,
+    entry_part, queue, private_slots, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head,
+    width,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
+    CASCADE_BM: tl.constexpr, BN: tl.constexpr, LSE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """All memory-bound tiles: cascade tiles, the longer ones, then private tiles.
+
+    Writes results of rows that have one part, and parts of all others. With `PDL` it runs beside
+    the kernel before it, whose end is awaited by one block, so that this kernel ends after that.
     """
     if PDL:
         gdc_launch_dependents()
-    todo = tl.load(count) * HKV
+    n_cascade = tl.load(counts + 1) * HKV
+    todo = n_cascade + tl.load(counts + 2) * HKV
     work = tl.atomic_add(queue, 1, sem="relaxed")
     while work < todo:
-        o, o_lse, row, q_head, part, live, direct = private_tile(
-            q, k, v, items, private_slots, work // HKV, work % HKV, scale_log2, q_row, k_row, v_row,
-            width, HQ // HKV, GP, D, DP, BN,
-        )  # fmt: skip
-        if direct:
-            store_result(
-                out, lse, o, o_lse, row, q_head, live, out_row, lse_row, lse_head, D, DP, LSE
-            )
+        if work < n_cascade:
+            _cascade_work(
+                q, k, v, part_out, part_lse, cascade_items, members, entry_part, work, scale_log2,
+                q_row, k_row, v_row, HQ, HKV, D, DP, CASCADE_BM, BN,
+            )  # fmt: skip
         else:
-            store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
+            _private_work(
+                q, k, v, out, lse, part_out, part_lse, private_items, private_slots,
+                work - n_cascade, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head,
+                width, HQ, HKV, D, DP, GP, BN, LSE,
+            )  # fmt: skip
         work = tl.atomic_add(queue, 1, sem="relaxed")
     if PDL and tl.program_id(0) == 0:
         gdc_wait()

@@ -20,6 +20,12 @@ _PRIVATE_TILE_TOKENS = tl.constexpr(48)
 _PART_TOKENS = tl.constexpr(12)
 _CANDIDATES = tl.constexpr(64)
 _NO_LIMIT = tl.constexpr(1 << 28)
+# Of an H200 at head_dim 128: ns that one SM takes for one token of a dense tile (128 rows x 1 token
+# at 619 TFLOP/s / 132), for one private token alone (K and V of one kv head), and that the whole
+# card takes for one private token (512 bytes at 3.9 TB/s). Only their ratios matter here.
+_DENSE_TOKEN_NS = tl.constexpr(14.0)
+_PRIVATE_SM_NS = tl.constexpr(6.0)
+_PRIVATE_CARD_NS = tl.constexpr(0.131)
 
 
 @triton.jit
@@ -34,10 +40,10 @@ def _cheapest_chunk(cost, chunk, parts, max_parts):
 
 @triton.jit
 def _prefix_chunk(
-    rows, lengths, on, row_tile: tl.constexpr, block: tl.constexpr, max_parts, fixed,
-    HKV: tl.constexpr, SMS: tl.constexpr,
+    rows, lengths, on, row_tile: tl.constexpr, block: tl.constexpr, max_parts, fixed, workers,
+    HKV: tl.constexpr,
 ):  # fmt: skip
-    """Tokens of one prefix tile: a multiple of `block` that fills whole waves of the SMs.
+    """Tokens of one prefix tile: a multiple of `block` that fills whole waves of `workers`.
 
     `rows`, `lengths`, `on`: `[groups]`. With `fixed` > 0 that many tokens, whatever the batch.
     """
@@ -52,9 +58,25 @@ def _prefix_chunk(
     parts = tl.sum(rows[:, None] * chunks, 0)
     longest = tl.max(tl.where(on, lengths, 0), 0)
     tokens = tl.minimum(chunk, longest) + _PREFIX_TILE_TOKENS
-    waves = (items + SMS - 1) // SMS
+    waves = (items + workers - 1) // workers
     cost = (waves * tokens + tl.max(chunks, 0) * _PART_TOKENS).to(tl.float32)
     return _cheapest_chunk(cost, chunk, parts, max_parts)
+
+
+@triton.jit
+def _dense_blocks(dense_tokens, private_tokens, SMS: tl.constexpr, S: tl.constexpr):
+    """SMs for the dense pass when the private pass runs on the others at the same time.
+
+    The split whose slower side is fastest, where private tiles left over at the end of the dense
+    pass have the whole card; all SMs if that is no slower.
+    """
+    blocks = tl.arange(0, S) + 1
+    dense_ns = dense_tokens.to(tl.float32) * _DENSE_TOKEN_NS / blocks
+    alone = tl.maximum(SMS - blocks, 0) / _PRIVATE_SM_NS
+    done = tl.minimum(alone, 1 / _PRIVATE_CARD_NS) * dense_ns
+    left = tl.maximum(private_tokens.to(tl.float32) - done, 0.0)
+    cost = tl.where(blocks <= SMS, dense_ns + left * _PRIVATE_CARD_NS, float("inf"))
+    return tl.max(tl.where(cost == tl.min(cost, 0), blocks, 0), 0)
 
 
 @triton.jit
@@ -134,16 +156,17 @@ def plan_step(
     segment_base, segment_length, segment_group, group_mode, private_length,
     counts, dense_items, cascade_items, private_items, members, entry_part,
     row_part, row_parts, group_scratch,
-    rows, groups, max_parts, fixed_prefix_chunk, fixed_private_chunk,
+    rows, groups, max_parts, fixed_prefix_chunk, fixed_private_chunk, overlapped,
     HKV: tl.constexpr, DENSE_ROWS: tl.constexpr, DENSE_BLOCK: tl.constexpr,
     CASCADE_ROWS: tl.constexpr, CASCADE_BLOCK: tl.constexpr, SMS: tl.constexpr,
-    SLOTS: tl.constexpr, R: tl.constexpr, G: tl.constexpr, ITEM_BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr, R: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
+    ITEM_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Plan one step; grid of one block.
 
-    Inputs are the tables of `DecodeTables`. Outputs, all int32: `counts [3]` (dense, cascade,
-    private items), the three lists `[capacity, 8]`, `members` and `entry_part` `[rows * 4]`,
-    `row_part` and `row_parts` `[rows]`. `group_scratch [6, G]` is private to this kernel.
+    Inputs are the tables of `DecodeTables`. Outputs, all int32: `counts [4]` (dense, cascade,
+    private items, and blocks of the dense pass), the three lists `[capacity, 8]`, `members` and
+    `entry_part` `[rows * 4]`, `row_part` and `row_parts` `[rows]`. `group_scratch [6, G]` is private to this kernel.
     """
     group_rows, length, base = group_scratch, group_scratch + G, group_scratch + 2 * G
     first_member, dense_ends = group_scratch + 3 * G, group_scratch + 4 * G
@@ -173,13 +196,21 @@ def plan_step(
     used = of_group > 0
     dense = used & (mode == 2) & (tokens_of_group >= DENSE_BLOCK)
     cascade = used & (mode != 0) & (dense == 0)
+    own = tl.load(private_length + row, live_row, other=0)
+    dense_tokens = tl.sum(
+        tl.where(dense, (of_group + DENSE_ROWS - 1) // DENSE_ROWS * tokens_of_group, 0), 0
+    )
+    row_tokens = tl.sum(own, 0) + tl.sum(tl.where(used & (mode == 0), tokens_of_group, 0), 0)
+    blocks = SMS
+    if (overlapped != 0) & (dense_tokens > 0):
+        blocks = _dense_blocks(dense_tokens * HKV, row_tokens * HKV, SMS, S)
     dense_chunk = _prefix_chunk(
         of_group, tokens_of_group, dense, DENSE_ROWS, DENSE_BLOCK, max_parts, fixed_prefix_chunk,
-        HKV, SMS,
+        blocks, HKV,
     )  # fmt: skip
     cascade_chunk = _prefix_chunk(
         of_group, tokens_of_group, cascade, CASCADE_ROWS, CASCADE_BLOCK, max_parts,
-        fixed_prefix_chunk, HKV, SMS,
+        fixed_prefix_chunk, SLOTS // 2, HKV,
     )  # fmt: skip
     tl.store(first_member + g, tl.cumsum(of_group, 0) - of_group)
     chunks = (tokens_of_group + dense_chunk - 1) // dense_chunk
@@ -204,7 +235,6 @@ def plan_step(
 
     entry_mode = tl.load(group_mode + group, held, other=0)
     paged = held & (entry_mode == 0)
-    own = tl.load(private_length + row, live_row, other=0)
     pieces = tl.where(paged, tokens, tl.where((level == LEVELS)[None, :], own[:, None], 0))
     private_chunk = _private_chunk(pieces, max_parts, fixed_private_chunk, HKV, SLOTS)
     entry_dense = held & (entry_mode == 2) & (tokens >= DENSE_BLOCK)
@@ -240,3 +270,4 @@ def plan_step(
     tl.store(counts, dense_count)
     tl.store(counts + 1, cascade_count)
     tl.store(counts + 2, count)
+    tl.store(counts + 3, blocks)
