@@ -310,7 +310,8 @@ def _planned(
     batch: Batch, operators: Operators, backend: Backend, purpose: str = "step"
 ) -> tuple[SharedPrefixDecode, DecodeTables, Any]:
     operator, tables = operators.of(batch.cell.heads, purpose), batch.tables(backend.mode)
-    operator.plan(tables)
+    overlapped = dict(backend.options).get("overlap") in ("streams", "pdl")
+    operator.plan(tables, overlapped)
     return operator, tables, torch.empty_like(batch.q)
 
 

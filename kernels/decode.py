@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch  # type: ignore[import-not-found,unused-ignore]
 import triton  # type: ignore[import-not-found,unused-ignore]
 
-from granikv.kernels import launches, planner
+from granikv.kernels import launches, planner, stream
 from granikv.kernels.checks import DecodeLimits, check_call, check_tables
 from granikv.kernels.configs import Config, config_for
 from granikv.kernels.shapes import Heads
@@ -122,8 +122,8 @@ class SharedPrefixDecode:
             int(overlapped),
             HKV=heads.kv,
             DENSE_ROWS=config.dense_bm // self.limits.group, DENSE_BLOCK=config.dense_block,
-            CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=config.private_bn,
-            SMS=self._sms, SLOTS=self._sms * config.private_per_sm,
+            CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=config.stream_bn,
+            SMS=self._sms, SLOTS=self._sms * config.stream_per_sm,
             R=max(16, triton.next_power_of_2(tables.rows)),
             G=max(16, triton.next_power_of_2(tables.groups)),
             S=triton.next_power_of_2(self._sms), ITEM_BLOCK=256, num_warps=8,
@@ -139,7 +139,7 @@ class SharedPrefixDecode:
         lse: Any = None,
         launch: LaunchChoice = "two_call",
         overlap: Overlap = "serial",
-        prefix: PrefixBackend = "triton",
+        prefix: PrefixBackend | None = None,
     ) -> Any:
         """Attention of one layer, by the lists of the last `plan` with the same tables.
 
@@ -153,7 +153,8 @@ class SharedPrefixDecode:
             launch: one launch for all, or prefix pass, private pass and merge.
             overlap: of the two passes: one after the other, on forked streams, or the second
                 beside the first by programmatic dependent launch (sm_90).
-            prefix: kernel of the dense tiles; `hopper` needs sm_90.
+            prefix: kernel of the dense tiles of two calls; `hopper` needs sm_90 and is taken there
+                if none is named. A fused launch has its own.
 
         Returns:
             O, of `q`'s shape.
@@ -163,6 +164,8 @@ class SharedPrefixDecode:
             NotImplementedError: this device or launch has no such part.
         """
         check_call(self.limits, q, k, v, tables, out, lse)
+        if prefix is None:
+            prefix = "hopper" if launch == "two_call" and self._has_hopper() else "triton"
         self._check_parts(launch, overlap, prefix)
         out = torch.empty_like(q) if out is None else out
         call = _Call(q, k, v, tables, out, lse, self.limits.heads)
@@ -186,7 +189,6 @@ class SharedPrefixDecode:
 
     def private_pass(self, q: Any, k: Any, v: Any, tables: DecodeTables, out: Any) -> None:
         """The second part alone, for measurements."""
-        self._list.queues.zero_()
         self._private_pass(_Call(q, k, v, tables, out, None, self.limits.heads), False)
 
     def counters(self) -> dict[str, int]:
@@ -245,12 +247,15 @@ class SharedPrefixDecode:
             raise NotImplementedError(f"a fused launch has no {prefix} prefix pass")
         if overlap == "streams" and self._side_stream is None:
             raise NotImplementedError("forked streams need a CUDA device")
-        if prefix == "hopper" and not _is_hopper(self.limits.device):
-            raise NotImplementedError("the hopper prefix pass needs sm_90")
-        if prefix == "hopper" and self.limits.heads.dim == 96:
-            raise NotImplementedError("the hopper prefix pass needs head_dim 64, 128 or 256")
+        if prefix == "hopper" and not self._has_hopper():
+            raise NotImplementedError(
+                "the hopper prefix pass needs sm_90 and head_dim 64, 128 or 256"
+            )
         if overlap == "pdl" and not _is_hopper(self.limits.device):
             raise NotImplementedError("programmatic dependent launch needs sm_90")
+
+    def _has_hopper(self) -> bool:
+        return _is_hopper(self.limits.device) and self.limits.heads.dim != 96
 
     def _fused(self, call: "_Call") -> None:
         config, step, heads = self.config, self._list, self.limits.heads
@@ -298,21 +303,32 @@ class SharedPrefixDecode:
 
     def _private_pass(self, call: "_Call", pdl: bool) -> None:
         config, step, heads = self.config, self._list, self.limits.heads
-        launches.private_pass[(self._sms * config.private_per_sm,)](
+        arguments = (
             call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
             step.private_items, step.cascade_items, step.counts, step.members, step.entry_part,
             step.queues, call.tables.private_slots, call.scale_log2, *call.strides,
             call.tables.width,
-            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.group,
-            CASCADE_BM=config.cascade_bm, BN=config.private_bn, LSE=call.lse is not None, PDL=pdl,
-            num_warps=config.private_warps, num_stages=config.private_stages, launch_pdl=pdl,
+        )  # fmt: skip
+        sizes = {"HQ": heads.q, "HKV": heads.kv, "D": heads.dim, "DP": config.head_dim}
+        sizes["LSE"] = call.lse is not None
+        if _on_card(self.limits.device):
+            stream.stream_pass(
+                arguments, self._sms * config.stream_per_sm, pdl, config.stream_registers, **sizes,
+                BN=config.stream_bn, STAGES=config.stream_stages,
+                SAME_ROW=call.k.stride(0) == call.v.stride(0),
+            )  # fmt: skip
+            return
+        launches.private_pass[(self._sms * config.private_per_sm,)](
+            *arguments, **sizes, GP=config.group, CASCADE_BM=config.cascade_bm,
+            BN=config.private_bn, PDL=pdl, num_warps=config.private_warps,
+            num_stages=config.private_stages,
         )  # fmt: skip
 
     def _merge(self, call: "_Call", pdl: bool) -> None:
         config, step, heads = self.config, self._list, self.limits.heads
         launches.merge_pass[(call.tables.rows, heads.kv)](
             call.out, call.lse_or_out, step.part_out, step.part_lse, step.row_part, step.row_parts,
-            step.queues, *call.strides[3:],
+            *call.strides[3:],
             HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.merge_rows,
             LSE=call.lse is not None, PDL=pdl, num_warps=1, launch_pdl=pdl,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Kernels of a decode step: one launch for all of it, or prefix, private and merge passes.
 
 All are persistent: the grid is fixed, the work comes from device memory (`planner.plan_step`), and
-blocks of unlike cost take their work from a counter, which the last kernel of a step sets back.
+blocks of unlike cost take their work from a counter, which the last block sets back.
 """
 
 import triton
@@ -98,13 +98,16 @@ def private_pass(
                 width, HQ, HKV, D, DP, GP, BN, LSE,
             )  # fmt: skip
         work = tl.atomic_add(queue, 1, sem="relaxed")
+    if tl.atomic_add(queue + 3, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        tl.store(queue, 0)  # the last block sets the counters back for the next layer
+        tl.store(queue + 3, 0)
     if PDL and tl.program_id(0) == 0:
         gdc_wait()
 
 
 @triton.jit
 def merge_pass(
-    out, lse, part_out, part_lse, row_part, row_parts, queue, out_row, lse_row, lse_head,
+    out, lse, part_out, part_lse, row_part, row_parts, out_row, lse_row, lse_head,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
     LSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -112,8 +115,6 @@ def merge_pass(
     if PDL:
         gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
-    if (row == 0) & (head == 0):
-        tl.store(queue, 0)
     count = tl.load(row_parts + row)
     if count > 0:
         first = tl.load(row_part + row)

@@ -21,11 +21,12 @@ _PART_TOKENS = tl.constexpr(12)
 _CANDIDATES = tl.constexpr(64)
 _NO_LIMIT = tl.constexpr(1 << 28)
 # Of an H200 at head_dim 128: ns that one SM takes for one token of a dense tile (128 rows x 1 token
-# at 619 TFLOP/s / 132), for one private token alone (K and V of one kv head), and that the whole
-# card takes for one private token (512 bytes at 3.9 TB/s). Only their ratios matter here.
+# at 619 TFLOP/s / 132) and for one private token (512 bytes at 36 GB/ms, what 23 SMs
+# reached),
+# and that the whole card takes for one private token (4.1 TB/s). Only their ratios matter here.
 _DENSE_TOKEN_NS = tl.constexpr(14.0)
-_PRIVATE_SM_NS = tl.constexpr(6.0)
-_PRIVATE_CARD_NS = tl.constexpr(0.131)
+_PRIVATE_SM_NS = tl.constexpr(14.0)
+_PRIVATE_CARD_NS = tl.constexpr(0.125)
 
 
 @triton.jit
@@ -166,7 +167,8 @@ def plan_step(
 
     Inputs are the tables of `DecodeTables`. Outputs, all int32: `counts [4]` (dense, cascade,
     private items, and blocks of the dense pass), the three lists `[capacity, 8]`, `members` and
-    `entry_part` `[rows * 4]`, `row_part` and `row_parts` `[rows]`. `group_scratch [6, G]` is private to this kernel.
+    `entry_part` `[rows * 4]`, `row_part` and `row_parts` `[rows]`. `group_scratch [6, G]` is
+    private to this kernel.
     """
     group_rows, length, base = group_scratch, group_scratch + G, group_scratch + 2 * G
     first_member, dense_ends = group_scratch + 3 * G, group_scratch + 4 * G
