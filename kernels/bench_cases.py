@@ -28,12 +28,14 @@ _PAGE_ALIGNMENT = 128  # slots of a layer are whole pages of every size
 class Case(NamedTuple):
     """What is timed, and a call that returns the first layer's O `[rows, num_q_heads, head_dim]`.
 
-    `order` names the batch's row of each row of that result, where it is not the batch's order.
+    `order` names the batch's row of each row of that result, where it is not the batch's order;
+    `tables` say what it read, where that is not the batch's KV.
     """
 
     calls: list[Call]
     result: Call
     order: Any = None
+    tables: DecodeTables | None = None
 
 
 class Batch:
@@ -72,7 +74,7 @@ class Batch:
         """Slots of the private tokens `[rows, private_tokens]`, int32."""
         return self.private_pages(1)
 
-    def page_table(self, page_size: int) -> Any:
+    def page_table(self, page_size: int, private: Any) -> Any:
         """Pages of every row, segments first, in a table as wide as the context."""
         table = self._pool.wide_table(0, self.cell.rows, page_size)
         filled = [0] * self.cell.rows
@@ -87,7 +89,6 @@ class Batch:
             )
             for row in segment.rows:
                 filled[row] += count
-        private = self.private_slots if page_size == 1 else self.private_pages(page_size)
         for at in set(filled):
             rows = torch.tensor([i for i, n in enumerate(filled) if n == at], device="cuda")
             table[rows, at : at + private.shape[1]] = private[rows]
@@ -99,17 +100,17 @@ class Batch:
         table[:, : self.cell.private_tokens] = self.private_slots
         return table
 
-    def tables(self, mode: int) -> DecodeTables:
-        """GraniKV's tables with one mode for every segment."""
+    def tables(self, mode: int, page_size: int = 1, private_slots: Any = None) -> DecodeTables:
+        """GraniKV's tables with one mode for every segment; of other pages where they are given."""
         cell = self.cell
         segments = [
             SharedSegment(base, segment.tokens, tuple(segment.rows), mode)
-            for base, segment in zip(cell.bases(), cell.segments, strict=True)
+            for base, segment in zip(cell.bases(page_size), cell.segments, strict=True)
         ]
         tables = tables_of(segments, [], None, cell.rows, 1, MAX_GROUPS, "cuda")
         if cell.private_tokens == 0:
             return tables
-        slots = self.private_slots.contiguous()
+        slots = (self.private_slots if private_slots is None else private_slots).contiguous()
         return replace(tables, private_slots=slots, private_length=self.private_lengths)
 
 
@@ -141,7 +142,8 @@ def case_of(batch: Batch, operators: Operators, backend: Backend) -> Case:
 
 def _fa3(batch: Batch, _: Operators, backend: Backend, calls: int) -> Case:
     size, heads = backend.page_size, batch.cell.heads
-    table = batch.page_table(size)
+    private = batch.private_slots if size == 1 else batch.private_pages(size)
+    table = batch.page_table(size, private)
     longest = max(batch.cell.row_tokens) + batch.cell.private_tokens
     schedule = baselines.fa3_decode_schedule(heads, batch.seqlens, batch.row_starts, longest, size)
 
@@ -151,7 +153,13 @@ def _fa3(batch: Batch, _: Operators, backend: Backend, calls: int) -> Case:
             batch.q, k, v, table, batch.seqlens, batch.row_starts, schedule
         )
 
-    return _rotated(call, calls)
+    case = _rotated(call, calls)
+    if size == 1:
+        return case
+    # Whole pages of other sizes are other slots.
+    inside = torch.arange(size, dtype=torch.int32, device="cuda")
+    slots = (private[..., None] * size + inside).flatten(1)[:, : batch.cell.private_tokens]
+    return case._replace(tables=batch.tables(0, size, slots))
 
 
 def _private_by_fa3(batch: Batch, q: Any, order: Any = None) -> Callable[[int], Call]:

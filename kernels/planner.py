@@ -16,7 +16,7 @@ LEVELS = tl.constexpr(4)
 # What a tile costs besides its tokens, in tokens, and what one more part of a row costs. Measured
 # on no machine: only their order of magnitude matters, they keep chunks from becoming tiny.
 _PREFIX_TILE_TOKENS = tl.constexpr(192)
-_PRIVATE_TILE_TOKENS = tl.constexpr(48)
+_PRIVATE_TILE_TOKENS = tl.constexpr(64)
 _PART_TOKENS = tl.constexpr(12)
 _CANDIDATES = tl.constexpr(64)
 _NO_LIMIT = tl.constexpr(1 << 28)
@@ -27,6 +27,7 @@ _NO_LIMIT = tl.constexpr(1 << 28)
 _DENSE_TOKEN_NS = tl.constexpr(14.0)
 _PRIVATE_SM_NS = tl.constexpr(14.0)
 _PRIVATE_CARD_NS = tl.constexpr(0.125)
+_OVERLAP_COST = tl.constexpr(1.05)
 
 
 @triton.jit
@@ -76,7 +77,10 @@ def _dense_blocks(dense_tokens, private_tokens, SMS: tl.constexpr, S: tl.constex
     alone = tl.maximum(SMS - blocks, 0) / _PRIVATE_SM_NS
     done = tl.minimum(alone, 1 / _PRIVATE_CARD_NS) * dense_ns
     left = tl.maximum(private_tokens.to(tl.float32) - done, 0.0)
-    cost = tl.where(blocks <= SMS, dense_ns + left * _PRIVATE_CARD_NS, float("inf"))
+    cost = dense_ns + left * _PRIVATE_CARD_NS
+    # What sharing the memory costs the dense pass is not in the model: it has to be worth it.
+    cost = tl.where(blocks < SMS, cost * _OVERLAP_COST, cost)
+    cost = tl.where(blocks <= SMS, cost, float("inf"))
     return tl.max(tl.where(cost == tl.min(cost, 0), blocks, 0), 0)
 
 
@@ -96,9 +100,11 @@ def _private_chunk(tokens, max_parts, fixed, HKV: tl.constexpr, SLOTS: tl.conste
         cuts = (piece[:, None] + chunk[None, :] - 1) // chunk[None, :]
         items += tl.sum(cuts, 0)
         most += tl.max(cuts, 0)
-    waves = (items * HKV + SLOTS - 1) // SLOTS
-    cost = waves * (tl.minimum(chunk, longest) + _PRIVATE_TILE_TOKENS) + most * _PART_TOKENS
-    return _cheapest_chunk(cost.to(tl.float32), chunk, items, max_parts)
+    # Tiles are taken from a counter, so that waves need not be whole; the last tile runs alone.
+    waves = tl.maximum(items * HKV / SLOTS, 1.0)
+    tokens_of_tile = tl.minimum(chunk, longest)
+    cost = waves * (tokens_of_tile + _PRIVATE_TILE_TOKENS) + tokens_of_tile / 2
+    return _cheapest_chunk(cost + most * _PART_TOKENS, chunk, items, max_parts)
 
 
 @triton.jit
