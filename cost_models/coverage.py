@@ -51,6 +51,7 @@ class SeenSizes:
         self._add("paged.tokens", max(paged / rows, 1))
         if plan.launch.name == "FUSED" and any(mode != Mode.PAGED for mode in plan.modes):
             self.has_fused = True
+            self._add("fused_latency_ns.rows", rows)
 
     def add_extend(self, cost: StepCost, new_tokens: int, cached_tokens: int, total: int) -> None:
         """Widen by one request of an extend step that computes `total` tokens in all."""

@@ -347,7 +347,8 @@ class StepCost:
             latency = self.rates.fused_latency_ns
             token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
             total_compute = latency + sum(compute) + paged_tokens * token_ns
-            total_memory = latency + sum(memory) - line[0][1]
+            # What many short rows take beyond one row is work; only the launch is saved.
+            total_memory = latency + sum(memory) - self.pass_latency_ns(_PAGED)
             memory_line = _shifted(line, share, paged_reads, layers, total_memory)
             return upper_line(memory_line, layers * total_compute, layers * share * token_ns)
         extra = 0.0

@@ -15,6 +15,7 @@ from granikv.cost_models.fit.dense import GRID as DENSE_GRID
 from granikv.cost_models.fit.dense import fit_dense
 from granikv.cost_models.fit.held_out import predict_held_out
 from granikv.cost_models.fit.host import LaunchFit, fit_host, fit_launch
+from granikv.cost_models.fit.operator_terms import operator_items
 from granikv.cost_models.fit.result import FitParts, TermFit, make_result, rounded
 from granikv.cost_models.fit.shared_pages import (
     IN_FLIGHT,
@@ -30,12 +31,13 @@ from granikv.cost_models.fit.traffic import Traffic, fit_traffic
 from granikv.cost_models.hardware import Hardware, load_hardware
 from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.params import FittedSurface, GpuParams, Terms
-from granikv.cost_models.readers.own import own_path, read_own, steps_path
+from granikv.cost_models.readers.own import read_own, shipped_paths, steps_path
 from granikv.cost_models.readers.public import TABLE_SOURCE, read_public
 from granikv.cost_models.rows import read_rows
 
 _ALL_REDUCE_FOLDS = 64  # every message size is held out alone
 _LEAST_TRAFFIC_ROWS = 8
+_HOST_TERMS = ("host_decode_row_ns", "host_extend_layer_ns")  # fitted last of all
 _TITLES = {
     "gemm": "GEMM bf16, m <= 16384",
     "paged": "decode, private pages",
@@ -61,8 +63,9 @@ _NOTES = {
     "a100-sxm4-80gb": "GEMM, extend, private decode and all-reduce are fitted to rows of this GPU; "
     "everything that concerns a shared prefix is the published GraniKV figures (A100-SXM4-40GB) "
     "or an assumption, not a measurement of ours.",
-    "h200-sxm": "All terms are fitted to rows of this GPU but those of the cascade and the fused "
-    "kernel, the gap between steps and host time of an extend batch, which are assumptions.",
+    "h200-sxm": "All terms are fitted to rows of this GPU but the gap between steps and host time "
+    "of an extend batch, which are assumptions (as are cascade and fused launch where no row of "
+    "the whole operator is given). Private pages are read at FA3's rate in every plan.",
 }
 
 
@@ -91,8 +94,7 @@ def build_params(
     """
     name = hardware.name
     if own is None:
-        path = own_path(name)
-        own = read_own([path] if path.exists() else [])
+        own = read_own(shipped_paths(name))
     _check_gpu(own, name)
     base = DERIVED.get(name)
     if base is None and name not in _NOTES:
@@ -101,7 +103,7 @@ def build_params(
     fits = _fit_all(hardware, own, on_term)
     items = {fit.name: fit.fitted for fit in fits} | _fit_traffic_terms(own, hardware)
     if base is None:
-        return FitResult(_own_params(hardware, items), fits)
+        return FitResult(_own_params(hardware, items, own), fits)
     base_name, extra_error, note = base
     lent = build_params(load_hardware(base_name), None, on_term)
     borrowed = dict(_borrowed(lent.params.terms, base_name, extra_error).items())
@@ -111,18 +113,20 @@ def build_params(
     return FitResult(params, fits or lent.fits)
 
 
-def _own_params(hardware: Hardware, items: dict[str, Any]) -> GpuParams:
+def _own_params(hardware: Hardware, items: dict[str, Any], own: pl.DataFrame) -> GpuParams:
     """Fitted and stated terms together; host time last, since it is what all others leave over."""
     name = hardware.name
     body = stated_terms(name) | items
+    no_host = dict.fromkeys(_HOST_TERMS, _host_row_item(0.0))
+    without = Terms.model_validate(no_host | body)
+    params = GpuParams(gpu=name, note=_NOTES[name], terms=without)
+    body |= operator_items(own, params, hardware)  # host time is no part of attention
     path = steps_path(name)
     if not path.exists():
         return GpuParams(gpu=name, note=_NOTES[name], terms=Terms.model_validate(body))
     rows = read_rows(path)
     steps = rows.filter(pl.col("backend") == "sglang_fa3_decode")
-    to_fit = ("host_decode_row_ns", "host_extend_layer_ns")
-    without = Terms.model_validate(body | dict.fromkeys(to_fit, _host_row_item(0.0)))
-    params = GpuParams(gpu=name, note=_NOTES[name], terms=without)
+    params = params.model_copy(update={"terms": Terms.model_validate(body | no_host)})
     fit = fit_host(steps, params, hardware)
     date = steps["date"][0]
     item = _host_row_item(fit.row_ns) | {
@@ -193,13 +197,14 @@ def _fit_all(
     dense = own_rows.dense_rows(own)
     if dense.height:
         on_term("prefix pass")
-        source = f"{_own_source(own)}, FA3's prefix pass ({dense.height} rows)"
+        source = f"{own_rows.source_of(own)}, {own_rows.dense_source(dense)}"
         fits.append(_fit_dense_term(dense, peaks, source))
     shared = own_rows.shared_rows(own)
     paged = next((fit.fitted for fit in fits if fit.name == "paged"), None)
     if shared.height and paged is not None:
         on_term("shared pages")
-        source = f"{_own_source(own)}, FA3 over shared and private pages ({shared.height} rows)"
+        kernels = f"FA3 over shared and private pages ({shared.height} rows)"
+        source = f"{own_rows.source_of(own)}, {kernels}"
         fits.append(_fit_shared_term(shared, paged, hardware, source))
     return fits
 
@@ -209,15 +214,8 @@ def _source(term: Term, gpu: str, own: pl.DataFrame) -> str:
     if read_public(gpu, term.name) is not None:
         parts.append(f"{TABLE_SOURCE}, SGLang's default kernel, bf16")
     if term.own_of is not None and term.own_of(own).height:
-        parts.append(f"{_own_source(own)} ({term.own_of(own).height} rows)")
+        parts.append(f"{own_rows.source_of(own)} ({term.own_of(own).height} rows)")
     return "; ".join(parts)
-
-
-def _own_source(own: pl.DataFrame) -> str:
-    dates: list[str] = own["date"].unique().sort().to_list()
-    if len(dates) == 1:
-        return f"own sweep of {dates[0]}"
-    return f"own sweeps of {dates[0]} to {dates[-1]}"
 
 
 def fit_term(term: Term, samples: Samples, peaks: Peaks, source: str) -> TermFit:
@@ -309,7 +307,7 @@ def _fit_traffic_terms(own: pl.DataFrame, hardware: Hardware) -> dict[str, Any]:
     items: dict[str, Any] = {}
     if not found:
         return items
-    source = _own_source(own)
+    source = own_rows.source_of(own)
     if "merge" in found:
         items |= _traffic_items("merge", found["merge"], f"{source}: SGLang's merge_state_v2")
     if "copy" in found:

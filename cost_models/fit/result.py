@@ -84,13 +84,7 @@ def make_result(parts: FitParts) -> TermFit:
         rows_used=len(parts.measured_ns),
         rel_error=rounded(sigma),
         residual=rounded(residual),
-        held_out=HeldOutError(
-            median=rounded(error.median),
-            p90=rounded(error.p90),
-            median_interval=_pair(error.median_interval),
-            p90_interval=_pair(error.p90_interval),
-            shapes=f"{error.shapes} {parts.shape_kind}",
-        ),
+        held_out=held_out_error(error, parts.shape_kind),
         valid_range={
             name: (float(values.min()), float(values.max())) for name, values in parts.sizes.items()
         },
@@ -110,6 +104,17 @@ def make_result(parts: FitParts) -> TermFit:
         parts.held_out_ns,
         error,
         parts.goal,
+    )
+
+
+def held_out_error(error: ErrorSummary, shape_kind: str) -> HeldOutError:
+    """A summary as the parameter file holds it; `shape_kind` names shapes in the plural."""
+    return HeldOutError(
+        median=rounded(error.median),
+        p90=rounded(error.p90),
+        median_interval=_pair(error.median_interval),
+        p90_interval=_pair(error.p90_interval),
+        shapes=f"{error.shapes} {shape_kind}",
     )
 
 

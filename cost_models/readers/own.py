@@ -21,6 +21,16 @@ def own_path(gpu: str) -> Path:
     return DATA / "rows" / f"{gpu}.own.parquet"
 
 
+def kernels_path(gpu: str) -> Path:
+    """Where the rows of GraniKV's own kernels, and of FA3 beside them, are kept."""
+    return DATA / "rows" / f"{gpu}.kernels.parquet"
+
+
+def shipped_paths(gpu: str) -> list[Path]:
+    """Every file of kernel rows that ships for a GPU."""
+    return [path for path in (own_path(gpu), kernels_path(gpu)) if path.exists()]
+
+
 def steps_path(gpu: str) -> Path:
     """Where the step times of a live engine are kept."""
     return DATA / "rows" / f"{gpu}.steps.parquet"
@@ -49,8 +59,9 @@ def import_lines(paths: Sequence[Path], out: Path) -> int:
 def read_own(paths: Sequence[Path]) -> pl.DataFrame:
     """Measured rows with `time_us`, the median of all repetitions, less the unsteady ones.
 
-    Further columns: `length`, `prefixes` and `sharers` of equal shared segments (0, 0 and 1 when
-    there are none), `base`, and `tokens`, the private tokens of each row.
+    Further columns: `prefixes` shared segments; `length` and `sharers` of the first one (0 and 1
+    when there are none) and its `base`; `are_equal`, whether the others are like it and no row
+    reads two; and `tokens`, the private tokens of each row.
     """
     if not paths:
         return _derived(pl.DataFrame(schema=_schema()))
@@ -70,6 +81,8 @@ def _derived(frame: pl.DataFrame) -> pl.DataFrame:
     )
     segments = pl.col("segments_json").str.json_decode(_SEGMENT)
     first = segments.list.first()
+    sharers = first.list.get(2, null_on_oob=True).fill_null(1)
+    unlike = segments.list.eval(pl.element().list.slice(1)).list.n_unique()
     median = pl.col("times_us").list.median()
     return (
         frame.with_columns(
@@ -78,7 +91,8 @@ def _derived(frame: pl.DataFrame) -> pl.DataFrame:
             prefixes=segments.list.len(),
             base=first.list.get(0, null_on_oob=True).fill_null(0),
             length=first.list.get(1, null_on_oob=True).fill_null(0),
-            sharers=first.list.get(2, null_on_oob=True).fill_null(1),
+            sharers=sharers,
+            are_equal=(unlike <= 1) & (segments.list.len() * sharers <= pl.col("rows")),
             tokens=pl.col("private_tokens") / pl.col("rows"),
         )
         .filter(pl.col("spread") <= MAX_SPREAD)

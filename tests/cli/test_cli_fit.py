@@ -80,7 +80,7 @@ def test_dispatch_table_shows_modes_and_writes_the_table(tmp_path: Path) -> None
     output = _run(
         "dispatch-table", "--model", "qwen2.5-14b", "--gpu", "h200-sxm", "--tp", 2, "--out", path
     )
-    for words in ("Mode by prefix length", "stock engine / chosen", "M_sat", "cascade stated"):
+    for words in ("Mode by prefix length", "stock engine / chosen", "M_sat", "cascade fitted"):
         assert words in output
     table = CostTable.load(path)
     assert table.group == 5

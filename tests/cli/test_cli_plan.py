@@ -38,7 +38,7 @@ def test_plan_end_to_end(granikv, workload, tmp_path):
         assert row in ended.out
     for sentence in plan["verdict"]["recommendation"]:
         assert sentence in ended.out
-    assert "not measured, stated or published values: " in ended.out
+    assert "Cost model of h200-sxm; fitted, inside the measured range: " in ended.out
     assert f"Written: {out / 'plan.html'}, {out / 'plan.json'}, {out / 'runs'}" in ended.out
 
 

@@ -49,8 +49,10 @@ def test_the_worst_of_several_steps_counts() -> None:
 
 
 def test_assumed_kernels_make_the_answer_a_datasheet_one() -> None:
+    a100 = StepCost(load_params("a100-sxm4-80gb"), LLAMA)
     for plan in (StepPlan((Mode.CASCADE,)), StepPlan((Mode.DENSE,), Launch.FUSED)):
-        assert worst_coverage(coverage_of(H200, _seen(H200, plan))) == "datasheet"
+        assert worst_coverage(coverage_of(a100, _seen(a100, plan))) == "datasheet"
+        assert worst_coverage(coverage_of(H200, _seen(H200, plan))) == "measured range"
     two_call = coverage_of(H200, _seen(H200, StepPlan((Mode.DENSE,))))
     assert "fused_latency_ns" not in two_call
     assert two_call["merge_latency_ns"] == "measured range"

@@ -64,9 +64,27 @@ def test_table_never_falls_along_its_grid() -> None:
         assert (np.diff(line) >= 0).all()
 
 
-def test_m_sat_is_the_papers_on_a100_and_the_crossover_on_h200() -> None:
+def _with(**terms: object) -> StepCost:
+    """The H200 with some terms replaced."""
+    changed = H200.params.terms.model_copy(update=terms)
+    return StepCost(H200.params.model_copy(update={"terms": changed}), H200.model)
+
+
+def test_m_sat_is_the_papers_on_a100_and_fitted_on_h200() -> None:
     assert saturation_rows(TP2) == 1024
-    table = build_cost_table(H200)
+    fitted = H200.params.terms.m_sat
+    assert fitted is not None
+    assert fitted.provenance == "fitted"
+    assert fitted.rows_used > 0
+    assert build_cost_table(H200).m_sat == saturation_rows(H200) == fitted.value
+
+
+def test_m_sat_is_the_crossover_where_no_rows_gave_one() -> None:
+    terms = H200.params.terms
+    quick = terms.cascade_compute_efficiency.model_copy(update={"value": 0.35})
+    reread = terms.reread_bytes_per_s.model_copy(update={"value": 5.5e12})
+    cost = _with(m_sat=None, cascade_compute_efficiency=quick, reread_bytes_per_s=reread)
+    table = build_cost_table(cost)
     assert table.group == 4
     assert table.m_sat % 4 == 0
     i = GRID_LENGTHS.index(8192)
@@ -87,10 +105,8 @@ def test_m_sat_is_the_papers_on_a100_and_the_crossover_on_h200() -> None:
 
 
 def test_m_sat_when_dense_never_wins() -> None:
-    terms = H200.params.terms
-    slow = terms.dense.model_copy(update={"latency_ns": 1e9})
-    params = H200.params.model_copy(update={"terms": terms.model_copy(update={"dense": slow})})
-    assert saturation_rows(StepCost(params, H200.model)) == GRID_ROWS[-1] * 4
+    slow = H200.params.terms.dense.model_copy(update={"latency_ns": 1e9})
+    assert saturation_rows(_with(dense=slow, m_sat=None)) == GRID_ROWS[-1] * 4
 
 
 def test_table_survives_its_file(tmp_path: Path) -> None:
