@@ -210,7 +210,7 @@ TWO_CALL = tuple(_two_call(overlap) for overlap in ("serial", "streams", "pdl"))
 TWO_CALL_CASCADE = _granikv("two_call", "cascade", launch="two_call", overlap="serial")
 TWO_CALL_PAGED = _granikv("two_call", "paged", launch="two_call", overlap="serial")
 OTHER_PREFIX = tuple(
-    _two_call(overlap, prefix) for prefix, overlap in product(("hopper",), ("serial", "streams"))
+    _two_call(overlap, prefix) for prefix, overlap in product(("triton",), ("serial", "streams"))
 )
 
 # Which backends run on which kind of cell, in this order. FA3 comes first: the others are compared
