@@ -1,1 +1,1 @@
-"""Kernels and their measurements: libraries that GraniKV is compared with, timing, the sweep."""
+"""Decode attention over shared prefixes, what it is compared with, and how both are measured."""

@@ -5,14 +5,14 @@ captured in a CUDA graph and replayed after the tables have changed.
 """
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 import triton  # type: ignore[import-not-found,unused-ignore]
 
-from granikv.kernels import launches, planner, stream
+from granikv.kernels import launches, planner, stream, workspace
 from granikv.kernels.checks import DecodeLimits, check_call, check_tables
 from granikv.kernels.configs import Config, config_for
 from granikv.kernels.shapes import Heads
@@ -20,36 +20,10 @@ from granikv.kernels.tables import DecodeTables
 
 LaunchChoice = Literal["fused", "two_call"]
 Overlap = Literal["serial", "streams", "pdl"]
-PrefixBackend = Literal["triton", "hopper", "fa3"]
+PrefixBackend = Literal["triton", "hopper"]
 
-_ITEM_WIDTH = 8
 _LOG2_E = math.log2(math.e)
-_MIN_PARTS = 1024
-_PARTS_PER_ROW = 8  # room for chunks beside the at most five pieces of a row
-
-
-@dataclass(frozen=True, slots=True)
-class StepList:
-    """The device buffers that the planner fills and the launches read; int32 but for the parts."""
-
-    counts: Any
-    dense_items: Any
-    cascade_items: Any
-    private_items: Any
-    members: Any
-    entry_part: Any
-    row_part: Any
-    row_parts: Any
-    group_scratch: Any
-    arrivals: Any
-    queues: Any
-    part_out: Any
-    part_lse: Any
-
-    @property
-    def num_bytes(self) -> int:
-        """Device memory held."""
-        return sum(getattr(self, f.name).nbytes for f in fields(self))
+_FIXED_CHUNKS = (workspace.PREFIX_CHUNK, workspace.PRIVATE_CHUNK)
 
 
 class SharedPrefixDecode:
@@ -71,9 +45,6 @@ class SharedPrefixDecode:
         NotImplementedError: heads or dtype without a kernel.
     """
 
-    PREFIX_CHUNK = 2048  # tokens, when deterministic
-    PRIVATE_CHUNK = 1024
-
     def __init__(
         self,
         max_rows: int,
@@ -91,14 +62,13 @@ class SharedPrefixDecode:
         self.deterministic = deterministic
         self._sms = _sm_count(str(device))
         self.config = config or config_for(heads, _capability(str(device)))
-        self._capacity = max(_MIN_PARTS, max_rows * self._parts_per_row(max_segment_tokens))
-        self._list = self._allocate()
+        self._work = workspace.allocate(self.limits, max_segment_tokens if deterministic else None)
         self._side_stream = torch.cuda.Stream(device) if _on_card(device) else None
 
     @property
     def workspace_bytes(self) -> int:
         """Device memory of the work lists and the parts."""
-        return self._list.num_bytes
+        return self._work.num_bytes
 
     def plan(self, tables: DecodeTables, overlapped: bool = False) -> None:
         """Make the step's work lists from the tables; one launch.
@@ -112,20 +82,20 @@ class SharedPrefixDecode:
             ValueError: a table has a wrong shape, dtype, device or stride.
         """
         check_tables(self.limits, tables)
-        heads, config, step = self.limits.heads, self.config, self._list
-        fixed = (self.PREFIX_CHUNK, self.PRIVATE_CHUNK) if self.deterministic else (0, 0)
+        heads, config, step = self.limits.heads, self.config, self._work
+        fixed = _FIXED_CHUNKS if self.deterministic else (0, 0)
         planner.plan_step[(1,)](
             tables.segment_base, tables.segment_length, tables.segment_group, tables.group_mode,
             tables.private_length, step.counts, step.dense_items, step.cascade_items,
             step.private_items, step.members, step.entry_part, step.row_part, step.row_parts,
-            step.group_scratch, tables.rows, tables.groups, self._part_budget(tables.rows), *fixed,
-            int(overlapped),
+            step.group_scratch, tables.rows, tables.groups, workspace.part_budget(tables.rows),
+            *fixed, int(overlapped),
             HKV=heads.kv,
             DENSE_ROWS=config.dense_bm // self.limits.group, DENSE_BLOCK=config.dense_block,
             CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=config.stream_bn,
             SMS=self._sms, SLOTS=self._sms * config.stream_per_sm,
-            R=max(16, triton.next_power_of_2(tables.rows)),
-            G=max(16, triton.next_power_of_2(tables.groups)),
+            R=workspace.padded(tables.rows),
+            G=workspace.padded(tables.groups),
             S=triton.next_power_of_2(self._sms), ITEM_BLOCK=256, num_warps=8,
         )  # fmt: skip
 
@@ -193,56 +163,17 @@ class SharedPrefixDecode:
 
     def counters(self) -> dict[str, int]:
         """Tiles of the last plan by mode; waits for the device."""
-        *items, _ = self._list.counts.tolist()
+        *items, _ = self._work.counts.tolist()
         tiles = [count * self.limits.heads.kv for count in items]
         return dict(zip(("dense", "cascade", "private"), tiles, strict=True))
-
-    def _allocate(self) -> StepList:
-        limits, parts = self.limits, self._capacity
-        heads, rows = limits.heads, limits.max_rows
-        groups = max(16, triton.next_power_of_2(limits.max_groups))
-
-        def ints(*shape: int) -> Any:
-            return torch.zeros(*shape, dtype=torch.int32, device=limits.device)
-
-        def floats(*shape: int) -> Any:
-            return torch.empty(*shape, dtype=torch.float32, device=limits.device)
-
-        return StepList(
-            counts=ints(4),
-            dense_items=ints(parts, _ITEM_WIDTH),
-            cascade_items=ints(parts, _ITEM_WIDTH),
-            private_items=ints(parts, _ITEM_WIDTH),
-            members=ints(rows * 4),
-            entry_part=ints(rows * 4),
-            row_part=ints(rows),
-            row_parts=ints(rows),
-            group_scratch=ints(6, groups),
-            arrivals=ints(rows, heads.q),
-            queues=ints(4),
-            part_out=floats(parts, heads.q, heads.dim),
-            part_lse=floats(parts, heads.q),
-        )
-
-    def _parts_per_row(self, max_segment_tokens: int) -> int:
-        if not self.deterministic:
-            return 3 * _PARTS_PER_ROW
-        tokens = max_segment_tokens + self.limits.max_private_tokens
-        return 5 + tokens // min(self.PREFIX_CHUNK, self.PRIVATE_CHUNK)
-
-    def _part_budget(self, rows: int) -> int:
-        """Most parts of one of the three lists, so that together they fit."""
-        return max(_MIN_PARTS // 3, _PARTS_PER_ROW * rows)
 
     def _check_parts(self, launch: str, overlap: str, prefix: str) -> None:
         if launch not in ("fused", "two_call"):
             raise ValueError(f"launch must be fused or two_call, got {launch!r}")
         if overlap not in ("serial", "streams", "pdl"):
             raise ValueError(f"overlap must be serial, streams or pdl, got {overlap!r}")
-        if prefix not in ("triton", "hopper", "fa3"):
-            raise ValueError(f"prefix must be triton, hopper or fa3, got {prefix!r}")
-        if prefix == "fa3":
-            raise NotImplementedError("FA3's prefix pass is not built in yet")
+        if prefix not in ("triton", "hopper"):
+            raise ValueError(f"prefix must be triton or hopper, got {prefix!r}")
         if launch == "fused" and prefix != "triton":
             raise NotImplementedError(f"a fused launch has no {prefix} prefix pass")
         if overlap == "streams" and self._side_stream is None:
@@ -258,7 +189,7 @@ class SharedPrefixDecode:
         return _is_hopper(self.limits.device) and self.limits.heads.dim != 96
 
     def _fused(self, call: "_Call") -> None:
-        config, step, heads = self.config, self._list, self.limits.heads
+        config, step, heads = self.config, self._work, self.limits.heads
         launches.fused_step[(self._sms * config.fused_per_sm,)](
             call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
             step.counts, step.dense_items, step.cascade_items, step.private_items, step.members,
@@ -283,7 +214,7 @@ class SharedPrefixDecode:
         if prefix == "hopper":
             self._hopper_prefix(call, pdl)
             return
-        config, step, heads = self.config, self._list, self.limits.heads
+        config, step, heads = self.config, self._work, self.limits.heads
         launches.prefix_pass[(self._sms,)](
             call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
             step.members, step.entry_part, call.scale_log2, *call.strides[:3],
@@ -295,14 +226,14 @@ class SharedPrefixDecode:
     def _hopper_prefix(self, call: "_Call", pdl: bool) -> None:
         from granikv.kernels import hopper
 
-        step = self._list
+        step = self._work
         hopper.prefix_pass(
             call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
             step.members, step.entry_part, call.scale_log2, self._sms, pdl,
         )  # fmt: skip
 
     def _private_pass(self, call: "_Call", pdl: bool) -> None:
-        config, step, heads = self.config, self._list, self.limits.heads
+        config, step, heads = self.config, self._work, self.limits.heads
         arguments = (
             call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
             step.private_items, step.cascade_items, step.counts, step.members, step.entry_part,
@@ -325,7 +256,7 @@ class SharedPrefixDecode:
         )  # fmt: skip
 
     def _merge(self, call: "_Call", pdl: bool) -> None:
-        config, step, heads = self.config, self._list, self.limits.heads
+        config, step, heads = self.config, self._work, self.limits.heads
         launches.merge_pass[(call.tables.rows, heads.kv)](
             call.out, call.lse_or_out, step.part_out, step.part_lse, step.row_part, step.row_parts,
             *call.strides[3:],

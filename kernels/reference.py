@@ -39,9 +39,7 @@ def decode_reference(q: Any, k: Any, v: Any, tables: DecodeTables) -> tuple[Any,
     return out, lse
 
 
-def decode_error_bound(
-    q: Any, k: Any, v: Any, tables: DecodeTables, *, rounded_parts: bool = False
-) -> tuple[Any, Any]:
+def decode_error_bound(q: Any, k: Any, v: Any, tables: DecodeTables) -> tuple[Any, Any]:
     """Largest error of O and of LSE against `decode_reference`, in the reference's shapes.
 
     Let `u` be half an ulp of the dtype at 1 and `e` one fp32 ulp at 1. A sum of `n` terms, taken
@@ -57,8 +55,7 @@ def decode_error_bound(
        their errors count twice, `2 (r + l)`; the sum above adds `D(tokens) e`, and the rounding of
        each weight to the dtype `u`. All of them scale `S = sum p |v|`. Weights in fp16 that are
        subnormal miss half a step of 2^-24 each: `2^-25 sum |v|`.
-    4. The result is rounded once: `u |O|`. With `rounded_parts` (a pass that hands over its
-       partial O in the dtype) each part was rounded too: another `u S`.
+    4. The result is rounded once: `u |O|`.
 
     Products of two errors are below a hundredth of the sum, which is added.
     """
@@ -71,7 +68,7 @@ def decode_error_bound(
         weight = ((_roundings(q.shape[-1]) + 4) * worst + 4) * _EPS32
         total = _roundings(slots.numel()) * _EPS32
         lse_bound[row] = 1.01 * (weight + total + 4 * _EPS32 * (1 + lse[row].abs()))
-        relative = 2 * (weight + lse_bound[row]) + total + unit * (2 if rounded_parts else 1)
+        relative = 2 * (weight + lse_bound[row]) + total + unit
         bound = relative[:, None] * spread[row] + unit * out[row].abs()
         if q.dtype == torch.float16:
             group = q.shape[1] // k.shape[1]

@@ -170,12 +170,10 @@ class Expected(NamedTuple):
     lse_room: Any
 
 
-def expect(batch: Batch, *, rounded_parts: bool = False) -> Expected:
+def expect(batch: Batch) -> Expected:
     """What the batch must give; takes seconds for a large one, so share it between launches."""
     args = (batch.q, batch.k, batch.v, batch.tables)
-    return Expected(
-        *decode_reference(*args), *decode_error_bound(*args, rounded_parts=rounded_parts)
-    )
+    return Expected(*decode_reference(*args), *decode_error_bound(*args))
 
 
 def assert_within_bound(batch: Batch, out: Any, lse: Any, expected: Expected | None = None) -> None:
@@ -202,7 +200,7 @@ def check(
     """Plan, run and compare; returns what came out."""
     out, lse = attend(batch, decode, **choices)
     if expected is None:
-        expected = expect(batch, rounded_parts=choices.get("prefix") == "fa3")
+        expected = expect(batch)
     assert_within_bound(batch, out, lse, expected)
     return out, lse
 

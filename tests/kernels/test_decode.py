@@ -213,7 +213,7 @@ def test_wrong_arguments_are_refused():
 
 @pytest.mark.parametrize(
     "choice",
-    [{"prefix": "hopper"}, {"prefix": "fa3"}, {"overlap": "streams"}, {"overlap": "pdl"}],
+    [{"prefix": "hopper"}, {"overlap": "streams"}, {"overlap": "pdl"}],
     ids=lambda choice: "-".join(*choice.items()),
 )
 def test_a_part_that_the_device_lacks_is_refused_and_not_replaced(choice):
