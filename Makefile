@@ -5,8 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
-# The release that the supported SGLang pins; it brings the Triton the kernels are measured with.
-TORCH := torch==2.11.0
 # Triton 3.6's interpreter takes arrays of one element for scalars, which NumPy 2.4 refuses.
 KERNEL_NUMPY := numpy<2.4
 STRICT := granikv.core granikv.sim granikv.cost_models granikv.traces
@@ -57,5 +55,5 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 	touch $@ $(VENV)/base.stamp
 
 $(GPU_VENV)/dev.stamp: pyproject.toml | $(GPU_BIN)/python
-	$(GPU_BIN)/pip install --quiet --disable-pip-version-check -e '.[gpu,dev]' '$(TORCH)' '$(KERNEL_NUMPY)'
+	$(GPU_BIN)/pip install --quiet --disable-pip-version-check -e '.[gpu,dev]' '$(KERNEL_NUMPY)'
 	touch $@
