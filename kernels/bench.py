@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Protocol, TextIO
@@ -25,7 +24,7 @@ from typing import Protocol, TextIO
 from granikv.kernels.bench_figures import read_lines, summary
 from granikv.kernels.bench_points import TIERS, Backend, Cell, Job, jobs, plan_calls
 from granikv.kernels.shapes import Columns
-from granikv.kernels.sweep import Machine, clock_reader, nvidia_smi, row_record
+from granikv.kernels.sweep import Machine, clock_reader, introduce, row_record
 from granikv.kernels.sweep_points import Point, sweep_points
 
 SOURCE = "granikv.kernels.bench"
@@ -38,7 +37,7 @@ _BACKEND_S = 0.015  # tables, check and capture
 class Device(Protocol):
     """What measures: `granikv.kernels.device_bench.DeviceBench`, or a fake one of a test."""
 
-    def roof(self, point: Point) -> list[float]:
+    def measure_point(self, point: Point) -> list[float]:
         """Times of a roof."""
 
     def begin(self, cell: Cell) -> None:
@@ -171,7 +170,7 @@ def _write(
 def run_roofs(device: Device, machine: Machine, out: TextIO) -> None:
     """Measure what the card reads, copies and multiplies in this run."""
     for point in sweep_points(["roof"]):
-        times_us = device.roof(point)
+        times_us = device.measure_point(point)
         out.write(json.dumps({**row_record(point, times_us, machine), "source": SOURCE}) + "\n")
         print(f"         {median(times_us):8.1f} us  {point.op}", flush=True)
 
@@ -234,13 +233,7 @@ def run(
 
     begin_s = time.monotonic()
     device = DeviceBench(seed, clock_reader())
-    machine = Machine(
-        gpu=gpu,
-        versions={**device.versions(), "driver": nvidia_smi("driver_version")},
-        date=datetime.now(UTC).date().isoformat(),
-        read_clocks=device.clocks_under_load,
-    )
-    print(f"{device.device_name()}  {json.dumps(machine.versions)}", flush=True)
+    machine = introduce(device, gpu)
     with out_path.open("a") as out:
         run_roofs(device, machine, out)
         left_s = budget_s - (time.monotonic() - begin_s)

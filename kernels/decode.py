@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch  # type: ignore[import-not-found,unused-ignore]
 import triton  # type: ignore[import-not-found,unused-ignore]
 
-from granikv.kernels import launches, planner, stream, workspace
+from granikv.kernels import hopper, launches, planner, stream, workspace
 from granikv.kernels.checks import DecodeLimits, check_call, check_tables
 from granikv.kernels.configs import Config, config_for
 from granikv.kernels.shapes import Heads
@@ -224,8 +224,6 @@ class SharedPrefixDecode:
         )  # fmt: skip
 
     def _hopper_prefix(self, call: "_Call", pdl: bool) -> None:
-        from granikv.kernels import hopper
-
         step = self._work
         hopper.prefix_pass(
             call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,

@@ -6,20 +6,18 @@ from typing import Any
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 
-from granikv.kernels import baselines, sweep_cases
 from granikv.kernels.bench_cases import Batch, Case, Operators, case_of
 from granikv.kernels.bench_points import Backend, Cell
+from granikv.kernels.card import Card
 from granikv.kernels.reference import decode_reference
 from granikv.kernels.sweep_check import MAX_RELATIVE_ERROR
-from granikv.kernels.sweep_points import Point
 from granikv.kernels.tables import DecodeTables
-from granikv.kernels.timing import GraphTimer
 
 MIN_REPLAYS = 20
 _REFERENCE_ROWS = 24  # of a batch are compared with float64
 
 
-class DeviceBench:
+class DeviceBench(Card):
     """Measures backends on one cell after another on the current CUDA device; holds 34 GiB of it.
 
     Args:
@@ -28,17 +26,10 @@ class DeviceBench:
     """
 
     def __init__(self, seed: int, read_clocks: Callable[[], str]) -> None:
-        self._clocks = ""
-        self._read_clocks = read_clocks
-        self._pool = sweep_cases.DevicePool(seed)
-        self._timer = GraphTimer(self._note_clocks)
+        super().__init__(seed, read_clocks)
         self._operators = Operators({})
         self._batch: Batch | None = None
         self._want: Any = None
-
-    def roof(self, point: Point) -> list[float]:
-        """Every timed repetition of a roof, in us."""
-        return sweep_cases.measure(self._pool, self._timer, point)
 
     def begin(self, cell: Cell) -> None:
         """Make the inputs of the next cell; the first result of it is compared with float64."""
@@ -60,18 +51,6 @@ class DeviceBench:
     def check_device(self) -> None:
         """Raise where an earlier error left the device unusable."""
         torch.cuda.synchronize()
-
-    def clocks_under_load(self) -> str:
-        """The clocks while the last backend ran."""
-        return self._clocks
-
-    def versions(self) -> dict[str, str]:
-        """Versions of everything that decides a time."""
-        return baselines.versions()
-
-    def device_name(self) -> str:
-        """The card's own name for itself."""
-        return str(torch.cuda.get_device_name())
 
     def _check(self, case: Case) -> float:
         got = case.result()
@@ -98,9 +77,6 @@ class DeviceBench:
         k, v = batch.layers[0]
         out, _ = decode_reference(batch.q[rows], k, v, _some_rows(tables or batch.tables(2), rows))
         return rows, out
-
-    def _note_clocks(self) -> None:
-        self._clocks = self._read_clocks()
 
 
 def _some_rows(tables: DecodeTables, rows: Any) -> DecodeTables:

@@ -1,33 +1,11 @@
-"""The device side of the sweep: pool, timer, checks and clocks behind one object without torch."""
+"""The device side of the sweep: a card that checks its calls, behind one object without torch."""
 
-from collections.abc import Callable
-
-import torch  # type: ignore[import-not-found,unused-ignore]
-
-from granikv.kernels import baselines
-from granikv.kernels.sweep_cases import DevicePool, measure
+from granikv.kernels.card import Card
 from granikv.kernels.sweep_check import run_checks
-from granikv.kernels.sweep_points import Point
-from granikv.kernels.timing import GraphTimer
 
 
-class DeviceSweep:
-    """Measures points on the current CUDA device; holds about 33 GiB of it.
-
-    Args:
-        seed: of all values and orders.
-        read_clocks: says the clocks of the moment it is called.
-    """
-
-    def __init__(self, seed: int, read_clocks: Callable[[], str]) -> None:
-        self._clocks = ""
-        self._read_clocks = read_clocks
-        self._pool = DevicePool(seed)
-        self._timer = GraphTimer(self._note_clocks)
-
-    def measure(self, point: Point) -> list[float]:
-        """Every timed repetition of a point, in us."""
-        return measure(self._pool, self._timer, point)
+class DeviceSweep(Card):
+    """Measures points on the current CUDA device."""
 
     def check(self, attention: bool) -> list[str]:
         """Compare the calls with float64; one line a check.
@@ -36,18 +14,3 @@ class DeviceSweep:
             RuntimeError: a result is off by more than rounding.
         """
         return run_checks(self._pool, attention)
-
-    def clocks_under_load(self) -> str:
-        """The clocks while the last point ran."""
-        return self._clocks
-
-    def versions(self) -> dict[str, str]:
-        """Versions of everything that decides a time."""
-        return baselines.versions()
-
-    def device_name(self) -> str:
-        """The card's own name for itself."""
-        return str(torch.cuda.get_device_name())
-
-    def _note_clocks(self) -> None:
-        self._clocks = self._read_clocks()

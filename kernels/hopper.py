@@ -21,9 +21,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from granikv.kernels.planner import ITEM_WIDTH
+from granikv.kernels.tiles import LN_2
+
 ROWS = 128  # packed rows of a tile
-_LN_2 = gl.constexpr(0.6931471805599453)
-_ITEM_WIDTH = gl.constexpr(8)
 _HALF = gl.constexpr(64)  # packed rows of one consumer
 # Of a thread. The first consumer takes what is left of an SM's 64K; below 216 the other one spills,
 # and at 200 the pass was a quarter slower on an H200.
@@ -58,7 +59,7 @@ def _produce(
     todo = gl.where(gl.program_id(0) < blocks_at_work, gl.load(counts) * HKV, 0)
     step = 0
     for work in range(gl.program_id(0), todo, blocks_at_work):
-        item = items + work // HKV * _ITEM_WIDTH
+        item = items + work // HKV * ITEM_WIDTH
         column = work % HKV * D
         slot = gl.load(item + 2)
         tokens = gl.load(item + 3)
@@ -101,7 +102,7 @@ def _consume(
     todo = gl.where(gl.program_id(0) < blocks_at_work, gl.load(counts) * HKV, 0)
     step = 0
     for work in range(gl.program_id(0), todo, blocks_at_work):
-        item = items + work // HKV * _ITEM_WIDTH
+        item = items + work // HKV * ITEM_WIDTH
         head = work % HKV
         first = gl.load(item)
         count = gl.load(item + 1)
@@ -176,7 +177,7 @@ def _consume(
         d_o = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
         scale = gl.convert_layout(1.0 / total, O_ROW)
         gl.store(part_out + at[:, None] * D + d_o[None, :], acc * scale[:, None], live_o[:, None])
-        lse = gl.convert_layout((peak + gl.log2(total)) * _LN_2, O_ROW)
+        lse = gl.convert_layout((peak + gl.log2(total)) * LN_2, O_ROW)
         gl.store(part_lse + at, lse, live_o)
 
 

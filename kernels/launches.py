@@ -18,6 +18,19 @@ from granikv.kernels.tiles import (
 
 
 @triton.jit
+def _prefix_work(
+    q, k, v, part_out, part_lse, items, members, entry_part, work, scale_log2, q_row, k_row, v_row,
+    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr,
+):  # fmt: skip
+    o, o_lse, _, q_head, part, live = prefix_tile(
+        q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
+        v_row, HQ // HKV, D, DP, BM, BN,
+    )  # fmt: skip
+    store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
+
+
+@triton.jit
 def prefix_pass(
     q, k, v, part_out, part_lse, items, counts, members, entry_part, scale_log2, q_row, k_row,
     v_row,
@@ -30,11 +43,10 @@ def prefix_pass(
     blocks = tl.load(counts + 3)
     todo = tl.where(tl.program_id(0) < blocks, tl.load(counts) * HKV, 0)
     for work in range(tl.program_id(0), todo, blocks):
-        out, lse, _, q_head, part, live = prefix_tile(
-            q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
-            v_row, HQ // HKV, D, DP, BM, BN,
+        _prefix_work(
+            q, k, v, part_out, part_lse, items, members, entry_part, work, scale_log2, q_row, k_row,
+            v_row, HQ, HKV, D, DP, BM, BN,
         )  # fmt: skip
-        store_part(part_out, part_lse, out, lse, part, q_head, live, HQ, D, DP)
 
 
 @triton.jit
@@ -52,19 +64,6 @@ def _private_work(
         store_result(out, lse, o, o_lse, row, q_head, live, out_row, lse_row, lse_head, D, DP, LSE)
     else:
         store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
-
-
-@triton.jit
-def _cascade_work(
-    q, k, v, part_out, part_lse, items, members, entry_part, work, scale_log2, q_row, k_row, v_row,
-    HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
-):  # fmt: skip
-    o, o_lse, _, q_head, part, live = prefix_tile(
-        q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
-        v_row, HQ // HKV, D, DP, BM, BN,
-    )  # fmt: skip
-    store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
 
 
 @triton.jit
@@ -87,7 +86,7 @@ def private_pass(
     work = tl.atomic_add(queue, 1, sem="relaxed")
     while work < todo:
         if work < n_cascade:
-            _cascade_work(
+            _prefix_work(
                 q, k, v, part_out, part_lse, cascade_items, members, entry_part, work, scale_log2,
                 q_row, k_row, v_row, HQ, HKV, D, DP, CASCADE_BM, BN,
             )  # fmt: skip

@@ -13,9 +13,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_LN_2 = gl.constexpr(0.6931471805599453)
-_ITEM_WIDTH = gl.constexpr(8)
+from granikv.kernels.planner import ITEM_WIDTH
+from granikv.kernels.tiles import LN_2
+
 _ROWS = gl.constexpr(16)  # of one matrix instruction
+_MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
+
+
+@gluon.constexpr_function
+def _load_layout(padded_dim):
+    """16 bytes a thread, whole rows of a head."""
+    threads = padded_dim // 8
+    return gl.BlockedLayout([1, 8], [32 // threads, threads], [1, 1], [1, 0])
 
 
 @gluon.jit
@@ -52,16 +61,14 @@ def _attend(
 
     `row`, `q_head`, `live`: `[16]` in the load layout's row slice; `k`, `v` point to the kv head.
     """
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
-    Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
-    KV_OPERAND: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
-    THREADS: gl.constexpr = DP // 8
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [1, 1], [1, 0])
+    Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
+    KV_OPERAND: gl.constexpr = gl.DotOperandLayout(1, _MMA, 2)
+    LOAD: gl.constexpr = _load_layout(DP)
     dtype: gl.constexpr = k_smem.dtype
 
     offs_d = gl.arange(0, DP, gl.SliceLayout(0, LOAD))
     n = gl.arange(0, BN, gl.SliceLayout(1, LOAD))
-    column = gl.arange(0, BN, gl.SliceLayout(0, MMA))
+    column = gl.arange(0, BN, gl.SliceLayout(0, _MMA))
     for i in gl.static_range(STAGES - 1):
         at = i * BN + n
         _copy(
@@ -76,9 +83,9 @@ def _attend(
     seen = live[:, None] & (offs_d < D)[None, :]
     queries = gl.load(q + q_at[:, None] + offs_d[None, :], seen, other=0.0)
     queries = gl.convert_layout(queries, Q_OPERAND)
-    peak = gl.full([_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, MMA))
-    total = gl.zeros([_ROWS], gl.float32, gl.SliceLayout(1, MMA))
-    acc = gl.zeros([_ROWS, DP], gl.float32, MMA)
+    peak = gl.full([_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, _MMA))
+    total = gl.zeros([_ROWS], gl.float32, gl.SliceLayout(1, _MMA))
+    acc = gl.zeros([_ROWS, DP], gl.float32, _MMA)
     for i in range((tokens + BN - 1) // BN):
         async_copy.wait_group(STAGES - 2)
         gl.thread_barrier()
@@ -93,7 +100,7 @@ def _attend(
 
         stage = i % STAGES
         keys = k_smem.index(stage).permute((1, 0)).load(KV_OPERAND)
-        scores = mma_v2(queries, keys, gl.zeros([_ROWS, BN], gl.float32, MMA))
+        scores = mma_v2(queries, keys, gl.zeros([_ROWS, BN], gl.float32, _MMA))
         scores = gl.where((i * BN + column < tokens)[None, :], scores * scale_log2, float("-inf"))
         higher = gl.maximum(peak, gl.max(scores, 1))
         shrink = gl.exp2(peak - higher)
@@ -108,7 +115,7 @@ def _attend(
 
     some = total > 0
     sure = gl.where(some, total, 1.0)
-    lse = gl.where(some, (peak + gl.log2(sure)) * _LN_2, float("-inf"))
+    lse = gl.where(some, (peak + gl.log2(sure)) * LN_2, float("-inf"))
     return acc / sure[:, None], lse
 
 
@@ -121,10 +128,8 @@ def _private_tile(
 ):  # fmt: skip
     """One row over a chunk of its own slots or of a paged segment, one kv head."""
     GROUP: gl.constexpr = HQ // HKV
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
-    THREADS: gl.constexpr = DP // 8
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [1, 1], [1, 0])
-    item = items + work // HKV * _ITEM_WIDTH
+    LOAD: gl.constexpr = _load_layout(DP)
+    item = items + work // HKV * ITEM_WIDTH
     head = work % HKV
     row = gl.load(item)
     base = gl.load(item + 1)
@@ -138,8 +143,8 @@ def _private_tile(
         tokens, row + m * 0, head * GROUP + m, m < GROUP, k_smem, v_smem, scale_log2, q_row, k_row,
         v_row, D, DP, BN, STAGES, SAME_ROW,
     )  # fmt: skip
-    m = gl.arange(0, _ROWS, gl.SliceLayout(1, MMA))
-    d = gl.arange(0, DP, gl.SliceLayout(0, MMA))
+    m = gl.arange(0, _ROWS, gl.SliceLayout(1, _MMA))
+    d = gl.arange(0, DP, gl.SliceLayout(0, _MMA))
     live = m < GROUP
     seen = live[:, None] & (d < D)[None, :]
     q_head = head * GROUP + m
@@ -163,10 +168,8 @@ def _cascade_tile(
 ):  # fmt: skip
     """Up to 16 packed rows of one group over a chunk of their segment, one kv head."""
     GROUP: gl.constexpr = HQ // HKV
-    MMA: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8])
-    THREADS: gl.constexpr = DP // 8
-    LOAD: gl.constexpr = gl.BlockedLayout([1, 8], [32 // THREADS, THREADS], [1, 1], [1, 0])
-    item = items + work // HKV * _ITEM_WIDTH
+    LOAD: gl.constexpr = _load_layout(DP)
+    item = items + work // HKV * ITEM_WIDTH
     head = work % HKV
     first = gl.load(item)
     count = gl.load(item + 1)
@@ -180,8 +183,8 @@ def _cascade_tile(
         q, k + head * D, v + head * D, members, base, tokens, row, head * GROUP + m % GROUP, live,
         k_smem, v_smem, scale_log2, q_row, k_row, v_row, D, DP, BN, STAGES, SAME_ROW,
     )  # fmt: skip
-    m = gl.arange(0, _ROWS, gl.SliceLayout(1, MMA))
-    d = gl.arange(0, DP, gl.SliceLayout(0, MMA))
+    m = gl.arange(0, _ROWS, gl.SliceLayout(1, _MMA))
+    d = gl.arange(0, DP, gl.SliceLayout(0, _MMA))
     live = m // GROUP < count
     entry = gl.load(members + first + m // GROUP, live, other=0)
     part = gl.load(entry_part + entry, live, other=0) + cut

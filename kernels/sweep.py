@@ -32,10 +32,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from granikv.kernels.schedule import point_s
 from granikv.kernels.sweep_points import PARTS, Point, sweep_points
+
+if TYPE_CHECKING:
+    from granikv.kernels.card import Card
 
 SOURCE = "granikv.kernels.sweep"
 _EMPTY_SIZES: dict[str, int | str | None] = {
@@ -153,7 +156,7 @@ def clock_reader() -> Callable[[], str]:
     try:
         import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        clocks = nvidia_smi("clocks.sm,clocks.mem")
+        clocks = _nvidia_smi("clocks.sm,clocks.mem")
         return lambda: f"{clocks} (idle, at the start)"
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -181,6 +184,23 @@ def main(arguments: list[str] | None = None) -> int:
     return _run(points, options)
 
 
+def introduce(card: "Card", gpu: str) -> Machine:
+    """Say what is measured, and return it as rows note it.
+
+    Args:
+        card: the device.
+        gpu: name of its hardware file.
+    """
+    machine = Machine(
+        gpu=gpu,
+        versions={**card.versions(), "driver": _nvidia_smi("driver_version")},
+        date=datetime.now(UTC).date().isoformat(),
+        read_clocks=card.clocks_under_load,
+    )
+    print(f"{card.device_name()}  {json.dumps(machine.versions)}", flush=True)
+    return machine
+
+
 def _run(points: list[Point], options: argparse.Namespace) -> int:
     # Only this path needs torch and a card.
     from granikv.kernels.device_sweep import DeviceSweep
@@ -188,20 +208,14 @@ def _run(points: list[Point], options: argparse.Namespace) -> int:
     begin_s = time.monotonic()
     read_clocks = clock_reader()
     sweep = DeviceSweep(options.seed, read_clocks)
-    machine = Machine(
-        gpu=options.gpu,
-        versions={**sweep.versions(), "driver": nvidia_smi("driver_version")},
-        date=datetime.now(UTC).date().isoformat(),
-        read_clocks=sweep.clocks_under_load,
-    )
-    print(f"{sweep.device_name()}  {json.dumps(machine.versions)}", flush=True)
+    machine = introduce(sweep, options.gpu)
     if options.check:
         attention = any(point.part not in ("roof", "gemm") for point in points)
         print("\n".join(sweep.check(attention)), flush=True)
     print(f"set up in {time.monotonic() - begin_s:.1f} s", flush=True)
     budget_s = options.budget_s - (time.monotonic() - begin_s)
     with options.out.open("a") as out:
-        outcome = run_points(points, sweep.measure, machine, out, budget_s, time.monotonic)
+        outcome = run_points(points, sweep.measure_point, machine, out, budget_s, time.monotonic)
     print(
         f"{outcome.written} rows written, {outcome.failed} failed, {outcome.left} left by the "
         f"budget, {time.monotonic() - begin_s:.1f} s, in {options.out}",
@@ -210,7 +224,7 @@ def _run(points: list[Point], options: argparse.Namespace) -> int:
     return 1 if outcome.failed else 0
 
 
-def nvidia_smi(query: str) -> str:
+def _nvidia_smi(query: str) -> str:
     """One value of the first GPU, as nvidia-smi prints it."""
     command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout

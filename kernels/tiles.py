@@ -9,7 +9,7 @@ import triton.language as tl
 
 from granikv.kernels.planner import ITEM_WIDTH, LEVELS
 
-_LN_2 = tl.constexpr(0.6931471805599453)
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -46,7 +46,7 @@ def _finish(peak, total, acc):
     """Normalised O and base-e LSE; nothing seen gives 0 and -inf."""
     some = total > 0
     out = acc / tl.where(some, total, 1.0)[:, None]
-    lse = tl.where(some, (peak + tl.log2(tl.where(some, total, 1.0))) * _LN_2, float("-inf"))
+    lse = tl.where(some, (peak + tl.log2(tl.where(some, total, 1.0))) * LN_2, float("-inf"))
     return out, lse
 
 

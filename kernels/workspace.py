@@ -7,11 +7,11 @@ import torch  # type: ignore[import-not-found,unused-ignore]
 import triton  # type: ignore[import-not-found,unused-ignore]
 
 from granikv.kernels.checks import DecodeLimits
+from granikv.kernels.planner import ITEM_WIDTH
 
 PREFIX_CHUNK = 2048  # tokens of a prefix tile when deterministic
 PRIVATE_CHUNK = 1024
 
-_ITEM_WIDTH = 8
 _MIN_PARTS = 1024
 _PARTS_PER_ROW = 8  # of each list: room for chunks beside the at most five pieces of a row
 
@@ -77,9 +77,9 @@ def allocate(limits: DecodeLimits, fixed_tokens: int | None) -> Workspace:
 
     return Workspace(
         counts=ints(4),
-        dense_items=ints(parts, _ITEM_WIDTH),
-        cascade_items=ints(parts, _ITEM_WIDTH),
-        private_items=ints(parts, _ITEM_WIDTH),
+        dense_items=ints(parts, ITEM_WIDTH.value),
+        cascade_items=ints(parts, ITEM_WIDTH.value),
+        private_items=ints(parts, ITEM_WIDTH.value),
         members=ints(rows * 4),
         entry_part=ints(rows * 4),
         row_part=ints(rows),

@@ -32,7 +32,7 @@ class FakeDevice:
     def __init__(self, missing=None):
         self.now, self.cells, self.missing, self.tried = 0.0, [], missing or {}, []
 
-    def roof(self, point):
+    def measure_point(self, point):
         return [point.shape.guess_us()] * 3
 
     def begin(self, cell):
