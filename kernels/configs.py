@@ -25,10 +25,6 @@ class Config:
     private_warps: int = 1
     private_stages: int = 2
     private_per_sm: int = 10
-    stream_bn: int = 16
-    stream_stages: int = 2
-    stream_per_sm: int = 12
-    stream_registers: int = 168
     fused_bn: int = 64
     fused_warps: int = 4
     fused_stages: int = 2
@@ -48,7 +44,7 @@ def config_for(heads: Heads, capability: tuple[int, int]) -> Config:
     if head_dim == 256:
         return Config(
             **sizes, dense_bn=32, dense_stages=2, fused_bn=32, fused_warps=8,
-            fused_per_sm=1, private_bn=16, stream_per_sm=6, stream_registers=255,
+            fused_per_sm=1, private_bn=16,
         )  # fmt: skip
     if capability[0] < 9:
         return Config(**sizes, dense_stages=2)

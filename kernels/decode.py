@@ -19,10 +19,11 @@ from granikv.kernels.shapes import Heads
 from granikv.kernels.tables import DecodeTables
 
 LaunchChoice = Literal["fused", "two_call"]
-Overlap = Literal["serial", "streams", "pdl"]
+Overlap = Literal["serial", "split", "beside"]
 PrefixBackend = Literal["triton", "hopper"]
 
 _LOG2_E = math.log2(math.e)
+FORKED = False
 _FIXED_CHUNKS = (workspace.PREFIX_CHUNK, workspace.PRIVATE_CHUNK)
 
 
@@ -64,24 +65,37 @@ class SharedPrefixDecode:
         self.config = config or config_for(heads, _capability(str(device)))
         self._work = workspace.allocate(self.limits, max_segment_tokens if deterministic else None)
         self._side_stream = torch.cuda.Stream(device) if _on_card(device) else None
+        self._overlap: Overlap = "serial"
+        self._with_dense = True
 
     @property
     def workspace_bytes(self) -> int:
         """Device memory of the work lists and the parts."""
         return self._work.num_bytes
 
-    def plan(self, tables: DecodeTables, overlapped: bool = False) -> None:
+    def plan(
+        self, tables: DecodeTables, overlap: Overlap = "serial", with_dense: bool = True
+    ) -> None:
         """Make the step's work lists from the tables; one launch.
 
         Args:
             tables: of the step.
-            overlapped: leave SMs to the private pass, for layers that run with it beside the
-                dense pass (`run(overlap="streams")` or `"pdl"`).
+            overlap: of the dense pass and the memory-bound pass in the layers that follow: one
+                after the other; at the same time on SMs that the plan divides between them
+                (`split`); or on all SMs side by side (`beside`, sm_90: less of the tensor cores'
+                rate and more of the memory's).
+            with_dense: False leaves the dense pass out, segments marked dense run as cascades:
+                one launch less for batches of few rows.
 
         Raises:
-            ValueError: a table has a wrong shape, dtype, device or stride.
+            ValueError: a table has a wrong shape, dtype, device or stride, or there is no such
+                overlap.
+            NotImplementedError: this device has no such overlap.
         """
         check_tables(self.limits, tables)
+        self._check_overlap(overlap)
+        self._overlap, self._with_dense = overlap, with_dense
+        shape = self._stream_shape()
         heads, config, step = self.limits.heads, self.config, self._work
         fixed = _FIXED_CHUNKS if self.deterministic else (0, 0)
         planner.plan_step[(1,)](
@@ -89,11 +103,11 @@ class SharedPrefixDecode:
             tables.private_length, step.counts, step.dense_items, step.cascade_items,
             step.private_items, step.members, step.entry_part, step.row_part, step.row_parts,
             step.group_scratch, tables.rows, tables.groups, workspace.part_budget(tables.rows),
-            *fixed, int(overlapped),
+            *fixed, int(overlap == "split"), int(with_dense),
             HKV=heads.kv,
             DENSE_ROWS=config.dense_bm // self.limits.group, DENSE_BLOCK=config.dense_block,
-            CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=config.stream_bn,
-            SMS=self._sms, SLOTS=self._sms * config.stream_per_sm,
+            CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=shape.tokens,
+            SMS=self._sms, SLOTS=self._sms * shape.blocks_per_sm,
             R=workspace.padded(tables.rows),
             G=workspace.padded(tables.groups),
             S=triton.next_power_of_2(self._sms), ITEM_BLOCK=256, num_warps=8,
@@ -108,7 +122,6 @@ class SharedPrefixDecode:
         out: Any = None,
         lse: Any = None,
         launch: LaunchChoice = "two_call",
-        overlap: Overlap = "serial",
         prefix: PrefixBackend | None = None,
     ) -> Any:
         """Attention of one layer, by the lists of the last `plan` with the same tables.
@@ -120,9 +133,7 @@ class SharedPrefixDecode:
             tables: those that were planned.
             out: like `q`; made if not given.
             lse: `[rows, num_q_heads]` float32, base e; written if given.
-            launch: one launch for all, or prefix pass, private pass and merge.
-            overlap: of the two passes: one after the other, on forked streams, or the second
-                beside the first by programmatic dependent launch (sm_90).
+            launch: one launch for all, or dense pass, memory-bound pass and merge.
             prefix: kernel of the dense tiles of two calls; `hopper` needs sm_90 and is taken there
                 if none is named. A fused launch has its own.
 
@@ -136,30 +147,24 @@ class SharedPrefixDecode:
         check_call(self.limits, q, k, v, tables, out, lse)
         if prefix is None:
             prefix = "hopper" if launch == "two_call" and self._has_hopper() else "triton"
-        self._check_parts(launch, overlap, prefix)
+        self._check_parts(launch, prefix)
         out = torch.empty_like(q) if out is None else out
         call = _Call(q, k, v, tables, out, lse, self.limits.heads)
         if launch == "fused":
             self._fused(call)
-            return out
-        if overlap == "streams":
-            self._forked(call, prefix)
         else:
-            pdl = overlap == "pdl"
-            self._prefix_pass(call, prefix, pdl)
-            self._private_pass(call, pdl)
-            self._merge(call, pdl)
+            self._two_call(call, prefix)
         return out
 
     def prefix_pass(
         self, q: Any, k: Any, v: Any, tables: DecodeTables, prefix: PrefixBackend
     ) -> None:
         """The first part of a two-call layer alone, for measurements; its parts stay inside."""
-        self._prefix_pass(_Call(q, k, v, tables, q, None, self.limits.heads), prefix, False)
+        self._dense_pass(_Call(q, k, v, tables, q, None, self.limits.heads), prefix, False)
 
     def private_pass(self, q: Any, k: Any, v: Any, tables: DecodeTables, out: Any) -> None:
         """The second part alone, for measurements."""
-        self._private_pass(_Call(q, k, v, tables, out, None, self.limits.heads), False)
+        self._stream_pass(_Call(q, k, v, tables, out, None, self.limits.heads), False, False)
 
     def counters(self) -> dict[str, int]:
         """Tiles of the last plan by mode; waits for the device."""
@@ -167,23 +172,25 @@ class SharedPrefixDecode:
         tiles = [count * self.limits.heads.kv for count in items]
         return dict(zip(("dense", "cascade", "private"), tiles, strict=True))
 
-    def _check_parts(self, launch: str, overlap: str, prefix: str) -> None:
+    def _check_overlap(self, overlap: str) -> None:
+        if overlap not in ("serial", "split", "beside"):
+            raise ValueError(f"overlap must be serial, split or beside, got {overlap!r}")
+        if overlap == "split" and self._side_stream is None:
+            raise NotImplementedError("an overlap needs a CUDA device")
+        if overlap == "beside" and not self._has_hopper():
+            raise NotImplementedError("a beside overlap needs sm_90 and head_dim 64, 128 or 256")
+
+    def _check_parts(self, launch: str, prefix: str) -> None:
         if launch not in ("fused", "two_call"):
             raise ValueError(f"launch must be fused or two_call, got {launch!r}")
-        if overlap not in ("serial", "streams", "pdl"):
-            raise ValueError(f"overlap must be serial, streams or pdl, got {overlap!r}")
         if prefix not in ("triton", "hopper"):
             raise ValueError(f"prefix must be triton or hopper, got {prefix!r}")
         if launch == "fused" and prefix != "triton":
             raise NotImplementedError(f"a fused launch has no {prefix} prefix pass")
-        if overlap == "streams" and self._side_stream is None:
-            raise NotImplementedError("forked streams need a CUDA device")
         if prefix == "hopper" and not self._has_hopper():
             raise NotImplementedError(
                 "the hopper prefix pass needs sm_90 and head_dim 64, 128 or 256"
             )
-        if overlap == "pdl" and not _is_hopper(self.limits.device):
-            raise NotImplementedError("programmatic dependent launch needs sm_90")
 
     def _has_hopper(self) -> bool:
         return _is_hopper(self.limits.device) and self.limits.heads.dim != 96
@@ -201,36 +208,47 @@ class SharedPrefixDecode:
             num_warps=config.fused_warps, num_stages=config.fused_stages,
         )  # fmt: skip
 
+    def _two_call(self, call: "_Call", prefix: str) -> None:
+        """The passes with the overlap that was planned, then the merge.
+
+        On sm_90 a launch may begin while the one before it runs (programmatic dependent launch):
+        the memory-bound pass beside the dense one, and the merge's blocks before that pass ends.
+        """
+        overlapped = self._with_dense and self._overlap != "serial"
+        pdl = _is_hopper(self.limits.device) and not (FORKED and overlapped)
+        if overlapped and not pdl:
+            self._forked(call, prefix)
+        else:
+            if self._with_dense:
+                self._dense_pass(call, prefix, pdl and overlapped)
+            self._stream_pass(call, pdl, pdl and overlapped)
+        self._merge(call, pdl)
+
     def _forked(self, call: "_Call", prefix: str) -> None:
         main, side = torch.cuda.current_stream(), self._side_stream
         side.wait_stream(main)
-        self._prefix_pass(call, prefix, False)
+        self._dense_pass(call, prefix, False)
         with torch.cuda.stream(side):
-            self._private_pass(call, False)
+            self._stream_pass(call, False, True)
         main.wait_stream(side)
-        self._merge(call, False)
 
-    def _prefix_pass(self, call: "_Call", prefix: str, pdl: bool) -> None:
-        if prefix == "hopper":
-            self._hopper_prefix(call, pdl)
-            return
+    def _dense_pass(self, call: "_Call", prefix: str, pdl: bool) -> None:
         config, step, heads = self.config, self._work, self.limits.heads
+        if prefix == "hopper":
+            hopper.prefix_pass(
+                call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
+                step.members, step.entry_part, call.scale_log2, self._sms, pdl,
+                hopper.shape_for(heads.dim, self._overlap == "beside"),
+            )  # fmt: skip
+            return
         launches.prefix_pass[(self._sms,)](
             call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
             step.members, step.entry_part, call.scale_log2, *call.strides[:3],
             HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, BM=config.dense_bm,
-            BN=config.dense_bn, PDL=pdl,
-            num_warps=config.dense_warps, num_stages=config.dense_stages,
+            BN=config.dense_bn, num_warps=config.dense_warps, num_stages=config.dense_stages,
         )  # fmt: skip
 
-    def _hopper_prefix(self, call: "_Call", pdl: bool) -> None:
-        step = self._work
-        hopper.prefix_pass(
-            call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
-            step.members, step.entry_part, call.scale_log2, self._sms, pdl,
-        )  # fmt: skip
-
-    def _private_pass(self, call: "_Call", pdl: bool) -> None:
+    def _stream_pass(self, call: "_Call", pdl: bool, beside: bool) -> None:
         config, step, heads = self.config, self._work, self.limits.heads
         arguments = (
             call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
@@ -241,17 +259,19 @@ class SharedPrefixDecode:
         sizes = {"HQ": heads.q, "HKV": heads.kv, "D": heads.dim, "DP": config.head_dim}
         sizes["LSE"] = call.lse is not None
         if _on_card(self.limits.device):
+            same_row = call.k.stride(0) == call.v.stride(0)
             stream.stream_pass(
-                arguments, self._sms * config.stream_per_sm, pdl, config.stream_registers, **sizes,
-                BN=config.stream_bn, STAGES=config.stream_stages,
-                SAME_ROW=call.k.stride(0) == call.v.stride(0),
-            )  # fmt: skip
+                arguments, self._sms, self._stream_shape(), pdl, beside, **sizes, SAME_ROW=same_row
+            )
             return
         launches.private_pass[(self._sms * config.private_per_sm,)](
             *arguments, **sizes, GP=config.group, CASCADE_BM=config.cascade_bm,
-            BN=config.private_bn, PDL=pdl, num_warps=config.private_warps,
+            BN=config.private_bn, num_warps=config.private_warps,
             num_stages=config.private_stages,
         )  # fmt: skip
+
+    def _stream_shape(self) -> stream.Shape:
+        return stream.shape_for(self.config.head_dim, self._overlap == "beside")
 
     def _merge(self, call: "_Call", pdl: bool) -> None:
         config, step, heads = self.config, self._work, self.limits.heads
@@ -259,7 +279,7 @@ class SharedPrefixDecode:
             call.out, call.lse_or_out, step.part_out, step.part_lse, step.row_part, step.row_parts,
             *call.strides[3:],
             HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.merge_rows,
-            LSE=call.lse is not None, PDL=pdl, num_warps=1, launch_pdl=pdl,
+            LSE=call.lse is not None, PDL=pdl, num_warps=min(4, config.merge_rows), launch_pdl=pdl,
         )  # fmt: skip
 
 

@@ -4,10 +4,10 @@ A block has a producer warp and two consumer groups of four warps, each with 64 
 128-row tile; both read the same stages of K and V. A consumer issues the scores of the next block
 of keys, then the product of the last block's weights with V, and computes the softmax of the former
 while the latter runs (the intra-warpgroup overlap of FlashAttention-3, arXiv 2407.08608). A block
-takes all registers of an SM; the plan may leave some SMs to the private pass.
+takes all registers of an SM, or so few that warps of the memory-bound pass run beside it.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,11 +26,7 @@ from granikv.kernels.tiles import LN_2
 
 ROWS = 128  # packed rows of a tile
 _HALF = gl.constexpr(64)  # packed rows of one consumer
-# Of a thread. The first consumer takes what is left of an SM's 64K; below 216 the other one spills,
-# and at 200 the pass was a quarter slower on an H200.
-_CONSUMER_REGISTERS = gl.constexpr(232)
 _PRODUCER_REGISTERS = gl.constexpr(24)
-_STAGES = 2  # of K and of V
 
 
 @gluon.jit
@@ -185,7 +181,7 @@ def _consume(
 def prefix_pass_kernel(
     q, k_desc, v_desc, part_out, part_lse, items, counts, members, entry_part, scale_log2, q_row,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    PDL: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """All dense tiles of a step; see the module's text."""
     if PDL:
@@ -233,7 +229,7 @@ def prefix_pass_kernel(
             ),
         ],
         [4, 1],
-        [_CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
+        [CONSUMER_REGISTERS, _PRODUCER_REGISTERS],
     )  # fmt: skip
 
 
@@ -246,14 +242,38 @@ def pool_descriptor(pool: Any, block: int) -> Any:
     return TensorDescriptor(flat, [slots, heads * dim], [pool.stride(0), 1], [block, dim], layout)
 
 
-def block_tokens(head_dim: int) -> int:
-    """Keys of one stage; with 256 elements a head, fewer, so that the accumulators fit."""
-    return 64 if head_dim == 256 else 128
+class Shape(NamedTuple):
+    """Keys of a stage, stages of K and of V, and registers of a thread.
+
+    The first consumer gets what the launch's registers leave it; the second has
+    `consumer_registers`.
+    """
+
+    tokens: int
+    stages: int
+    consumer_registers: int
+    launch_registers: int
+
+
+# All registers of an SM: below 216 a consumer spills, and at 200 the pass was a quarter slower.
+WHOLE_SM = Shape(128, 2, 232, 168)
+# The same for the accumulators of 256 elements.
+WHOLE_SM_256 = Shape(64, 2, 232, 168)
+# Leaves each quarter of an SM the registers of one warp of the memory-bound pass. With 64 keys a
+# stage a consumer needs 168; with fewer, ptxas spills or waits after every matrix instruction.
+BESIDE_STREAM = Shape(64, 2, 168, 120)
+
+
+def shape_for(head_dim: int, beside: bool) -> Shape:
+    """The shape of a block alone on its SM, or beside blocks of the memory-bound pass."""
+    if head_dim == 256:
+        return WHOLE_SM_256
+    return BESIDE_STREAM if beside else WHOLE_SM
 
 
 def prefix_pass(
     q: Any, k: Any, v: Any, part_out: Any, part_lse: Any, items: Any, counts: Any, members: Any,
-    entry_part: Any, scale_log2: float, sms: int, pdl: bool,
+    entry_part: Any, scale_log2: float, sms: int, pdl: bool, shape: Shape,
 ) -> None:  # fmt: skip
     """Launch the pass over the planner's dense list; one persistent block on each of `sms` SMs.
 
@@ -266,12 +286,12 @@ def prefix_pass(
         scale_log2: softmax scale times log2(e).
         sms: how many the card has.
         pdl: let the next kernel start beside this one.
+        shape: of a block.
     """
     _, num_q_heads, dim = q.shape
-    block = block_tokens(dim)
     prefix_pass_kernel[(sms,)](
-        q, pool_descriptor(k, block), pool_descriptor(v, block), part_out, part_lse, items, counts,
-        members, entry_part, scale_log2, q.stride(0),
-        HQ=num_q_heads, HKV=k.shape[1], D=dim, BN=block, STAGES=_STAGES, PDL=pdl,
-        num_warps=4,
+        q, pool_descriptor(k, shape.tokens), pool_descriptor(v, shape.tokens), part_out, part_lse,
+        items, counts, members, entry_part, scale_log2, q.stride(0),
+        HQ=num_q_heads, HKV=k.shape[1], D=dim, BN=shape.tokens, STAGES=shape.stages, PDL=pdl,
+        CONSUMER_REGISTERS=shape.consumer_registers, num_warps=4, maxnreg=shape.launch_registers,
     )  # fmt: skip

@@ -6,10 +6,11 @@ blocks of unlike cost take their work from a counter, which the last block sets 
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
 from granikv.kernels.tiles import (
     merge_parts,
+    merge_row,
     prefix_tile,
     private_tile,
     store_part,
@@ -35,11 +36,9 @@ def prefix_pass(
     q, k, v, part_out, part_lse, items, counts, members, entry_part, scale_log2, q_row, k_row,
     v_row,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr,
 ):  # fmt: skip
     """All dense tiles, on as many blocks as the plan says; writes parts."""
-    if PDL:
-        gdc_launch_dependents()
     blocks = tl.load(counts + 3)
     todo = tl.where(tl.program_id(0) < blocks, tl.load(counts) * HKV, 0)
     for work in range(tl.program_id(0), todo, blocks):
@@ -72,15 +71,12 @@ def private_pass(
     entry_part, queue, private_slots, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head,
     width,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
-    CASCADE_BM: tl.constexpr, BN: tl.constexpr, LSE: tl.constexpr, PDL: tl.constexpr,
+    CASCADE_BM: tl.constexpr, BN: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
     """All memory-bound tiles: cascade tiles, the longer ones, then private tiles.
 
-    Writes results of rows that have one part, and parts of all others. With `PDL` it runs beside
-    the kernel before it, whose end is awaited by one block, so that this kernel ends after that.
+    Writes results of rows that have one part, and parts of all others.
     """
-    if PDL:
-        gdc_launch_dependents()
     n_cascade = tl.load(counts + 1) * HKV
     todo = n_cascade + tl.load(counts + 2) * HKV
     work = tl.atomic_add(queue, 1, sem="relaxed")
@@ -100,8 +96,6 @@ def private_pass(
     if tl.atomic_add(queue + 3, 1, sem="acq_rel") == tl.num_programs(0) - 1:
         tl.store(queue, 0)  # the last block sets the counters back for the next layer
         tl.store(queue + 3, 0)
-    if PDL and tl.program_id(0) == 0:
-        gdc_wait()
 
 
 @triton.jit
@@ -114,13 +108,13 @@ def merge_pass(
     if PDL:
         gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
+    first = tl.load(row_part + row)
     count = tl.load(row_parts + row)
     if count > 0:
-        first = tl.load(row_part + row)
         g = tl.arange(0, GP)
         live = g < HQ // HKV
         q_head = head * (HQ // HKV) + g
-        o, o_lse = merge_parts(part_out, part_lse, first, count, q_head, live, HQ, GP, D, DP)
+        o, o_lse = merge_row(part_out, part_lse, first, count, q_head, live, HQ, GP, D, DP)
         store_result(out, lse, o, o_lse, row, q_head, live, out_row, lse_row, lse_head, D, DP, LSE)
 
 

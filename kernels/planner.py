@@ -17,7 +17,7 @@ LEVELS = tl.constexpr(4)
 # on no machine: only their order of magnitude matters, they keep chunks from becoming tiny.
 _PREFIX_TILE_TOKENS = tl.constexpr(192)
 _PRIVATE_TILE_TOKENS = tl.constexpr(64)
-_PART_TOKENS = tl.constexpr(12)
+_PART_TOKENS = tl.constexpr(4)
 _CANDIDATES = tl.constexpr(64)
 _NO_LIMIT = tl.constexpr(1 << 28)
 # Of an H200 at head_dim 128: ns that one SM takes for one token of a dense tile (128 rows x 1 token
@@ -163,7 +163,7 @@ def plan_step(
     segment_base, segment_length, segment_group, group_mode, private_length,
     counts, dense_items, cascade_items, private_items, members, entry_part,
     row_part, row_parts, group_scratch,
-    rows, groups, max_parts, fixed_prefix_chunk, fixed_private_chunk, overlapped,
+    rows, groups, max_parts, fixed_prefix_chunk, fixed_private_chunk, split, with_dense,
     HKV: tl.constexpr, DENSE_ROWS: tl.constexpr, DENSE_BLOCK: tl.constexpr,
     CASCADE_ROWS: tl.constexpr, CASCADE_BLOCK: tl.constexpr, SMS: tl.constexpr,
     SLOTS: tl.constexpr, R: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
@@ -202,7 +202,7 @@ def plan_step(
     tokens_of_group = tl.load(length + g)
     mode = tl.load(group_mode + g, g < groups, other=0)
     used = of_group > 0
-    dense = used & (mode == 2) & (tokens_of_group >= DENSE_BLOCK)
+    dense = used & (mode == 2) & (tokens_of_group >= DENSE_BLOCK) & (with_dense != 0)
     cascade = used & (mode != 0) & (dense == 0)
     own = tl.load(private_length + row, live_row, other=0)
     dense_tokens = tl.sum(
@@ -210,7 +210,7 @@ def plan_step(
     )
     row_tokens = tl.sum(own, 0) + tl.sum(tl.where(used & (mode == 0), tokens_of_group, 0), 0)
     blocks = SMS
-    if (overlapped != 0) & (dense_tokens > 0):
+    if (split != 0) & (dense_tokens > 0):
         blocks = _dense_blocks(dense_tokens * HKV, row_tokens * HKV, SMS, S)
     dense_chunk = _prefix_chunk(
         of_group, tokens_of_group, dense, DENSE_ROWS, DENSE_BLOCK, max_parts, fixed_prefix_chunk,
@@ -245,7 +245,7 @@ def plan_step(
     paged = held & (entry_mode == 0)
     pieces = tl.where(paged, tokens, tl.where((level == LEVELS)[None, :], own[:, None], 0))
     private_chunk = _private_chunk(pieces, max_parts, fixed_private_chunk, HKV, SLOTS)
-    entry_dense = held & (entry_mode == 2) & (tokens >= DENSE_BLOCK)
+    entry_dense = held & (entry_mode == 2) & (tokens >= DENSE_BLOCK) & (with_dense != 0)
     entry_chunk = tl.where(entry_dense, dense_chunk, cascade_chunk)
     entry_chunk = tl.where(paged, private_chunk, entry_chunk)
     cuts = tl.where(held, (tokens + entry_chunk - 1) // entry_chunk, 0)

@@ -6,7 +6,7 @@ on an SM load three times what an even share of the memory bandwidth is, so that
 the memory busy while the others compute the dense tiles.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -16,15 +16,20 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from granikv.kernels.planner import ITEM_WIDTH
 from granikv.kernels.tiles import LN_2
 
-_ROWS = gl.constexpr(16)  # of one matrix instruction
+_ROWS = gl.constexpr(16)
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 
 
 @gluon.constexpr_function
-def _load_layout(padded_dim):
-    """16 bytes a thread, whole rows of a head."""
-    threads = padded_dim // 8
-    return gl.BlockedLayout([1, 8], [32 // threads, threads], [1, 1], [1, 0])
+def _load_layout():
+    """16 bytes a thread, 128 a row and step: the fewer rows a thread has, the fewer addresses."""
+    return gl.BlockedLayout([1, 8], [4, 8], [1, 1], [1, 0])
+
+
+@gluon.constexpr_function
+def _columns(group):
+    """Packed rows of a private tile."""
+    return 8 if group <= 8 else 16
 
 
 @gluon.jit
@@ -52,23 +57,50 @@ def _copy(
 
 
 @gluon.jit
-def _attend(
-    q, k, v, table, base, tokens, row, q_head, live, k_smem, v_smem, scale_log2, q_row, k_row,
-    v_row, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    SAME_ROW: gl.constexpr,
-):  # fmt: skip
-    """16 packed rows over `tokens` slots of one kv head; normalised O `[16, DP]` and base-e LSE.
+def _scores(keys, queries, left, scale_log2, DP: gl.constexpr, N: gl.constexpr):
+    """Scores `[16, N]` of 16 tokens in base-2 units, of which `left` exist.
 
-    `row`, `q_head`, `live`: `[16]` in the load layout's row slice; `k`, `v` point to the kv head.
+    `queries` is an operand for 8 packed rows and shared memory for 16, which would spill.
     """
-    Q_OPERAND: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
-    KV_OPERAND: gl.constexpr = gl.DotOperandLayout(1, _MMA, 2)
-    LOAD: gl.constexpr = _load_layout(DP)
-    dtype: gl.constexpr = k_smem.dtype
+    KEYS: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
+    QUERIES: gl.constexpr = gl.DotOperandLayout(1, _MMA, 2)
+    scores = gl.zeros([16, N], gl.float32, _MMA)
+    if N == 8:
+        scores = mma_v2(keys.load(KEYS), queries, scores)
+    else:
+        for d in gl.static_range(0, DP, 64):
+            part = queries.slice(d, 64, 1).permute((1, 0)).load(QUERIES)
+            scores = mma_v2(keys.slice(d, 64, 1).load(KEYS), part, scores)
+    token = gl.arange(0, 16, gl.SliceLayout(1, _MMA))
+    return gl.where((token < left)[:, None], scores * scale_log2, float("-inf"))
+
+
+@gluon.jit
+def _add(acc, weights, values):
+    """`acc` and 16 tokens' values with their weights."""
+    VALUES: gl.constexpr = gl.DotOperandLayout(0, _MMA, 2)
+    WEIGHTS: gl.constexpr = gl.DotOperandLayout(1, _MMA, 2)
+    weights = gl.convert_layout(weights.to(values.dtype), WEIGHTS)
+    return mma_v2(values.permute((1, 0)).load(VALUES), weights, acc)
+
+
+@gluon.jit
+def _attend(
+    q, k, v, table, base, tokens, row, q_head, live, q_smem, k_smem, v_smem, scale_log2, q_row,
+    k_row, v_row, N: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
+    STAGES: gl.constexpr, SAME_ROW: gl.constexpr,
+):  # fmt: skip
+    """`N` packed rows over `tokens` slots of one kv head; normalised O `[DP, N]` and base-e LSE.
+
+    The products are taken transposed, tokens and elements of a head as the 16 rows of a matrix
+    instruction, so that `N` may be 8. `row`, `q_head`, `live`: `[N]` in the load layout's row
+    slice; `k`, `v` point to the kv head.
+    """
+    QUERIES: gl.constexpr = gl.DotOperandLayout(1, _MMA, 2)
+    LOAD: gl.constexpr = _load_layout()
 
     offs_d = gl.arange(0, DP, gl.SliceLayout(0, LOAD))
     n = gl.arange(0, BN, gl.SliceLayout(1, LOAD))
-    column = gl.arange(0, BN, gl.SliceLayout(0, _MMA))
     for i in gl.static_range(STAGES - 1):
         at = i * BN + n
         _copy(
@@ -81,11 +113,14 @@ def _attend(
 
     q_at = row.to(gl.int64) * q_row + q_head * D
     seen = live[:, None] & (offs_d < D)[None, :]
-    queries = gl.load(q + q_at[:, None] + offs_d[None, :], seen, other=0.0)
-    queries = gl.convert_layout(queries, Q_OPERAND)
-    peak = gl.full([_ROWS], float("-inf"), gl.float32, gl.SliceLayout(1, _MMA))
-    total = gl.zeros([_ROWS], gl.float32, gl.SliceLayout(1, _MMA))
-    acc = gl.zeros([_ROWS, DP], gl.float32, _MMA)
+    q_smem.store(gl.load(q + q_at[:, None] + offs_d[None, :], seen, other=0.0))
+    gl.thread_barrier()
+    queries = q_smem
+    if N == 8:
+        queries = q_smem.permute((1, 0)).load(QUERIES)
+    peak = gl.full([N], float("-inf"), gl.float32, gl.SliceLayout(0, _MMA))
+    total = gl.zeros([16, N], gl.float32, _MMA)
+    acc = gl.zeros([DP, N], gl.float32, _MMA)
     for i in range((tokens + BN - 1) // BN):
         async_copy.wait_group(STAGES - 2)
         gl.thread_barrier()
@@ -99,36 +134,46 @@ def _attend(
         slot = _slots(table, base, ahead, tokens)
 
         stage = i % STAGES
-        keys = k_smem.index(stage).permute((1, 0)).load(KV_OPERAND)
-        scores = mma_v2(queries, keys, gl.zeros([_ROWS, BN], gl.float32, _MMA))
-        scores = gl.where((i * BN + column < tokens)[None, :], scores * scale_log2, float("-inf"))
-        higher = gl.maximum(peak, gl.max(scores, 1))
+        k_stage = k_smem.index(stage)
+        v_stage = v_smem.index(stage)
+        left = tokens - i * BN
+        # Steps of 16 tokens share one softmax; operands of a whole stage would spill.
+        s0 = _scores(k_stage.slice(0, 16), queries, left, scale_log2, DP, N)
+        if BN == 16:
+            higher = gl.maximum(peak, gl.max(s0, 0))
+        else:
+            s1 = _scores(k_stage.slice(16, 16), queries, left - 16, scale_log2, DP, N)
+            higher = gl.maximum(peak, gl.max(gl.maximum(s0, s1), 0))
         shrink = gl.exp2(peak - higher)
-        weights = gl.exp2(scores - higher[:, None])
-        total = total * shrink + gl.sum(weights, 1)
         peak = higher
-        values = v_smem.index(stage).load(KV_OPERAND)
-        weights = gl.convert_layout(weights.to(dtype), Q_OPERAND)
-        acc = mma_v2(weights, values, acc * shrink[:, None])
+        acc = acc * shrink[None, :]
+        w0 = gl.exp2(s0 - higher[None, :])
+        total = total * shrink[None, :] + w0
+        acc = _add(acc, w0, v_stage.slice(0, 16))
+        if BN == 32:
+            w1 = gl.exp2(s1 - higher[None, :])
+            total += w1
+            acc = _add(acc, w1, v_stage.slice(16, 16))
     async_copy.wait_group(0)
     gl.thread_barrier()
 
-    some = total > 0
-    sure = gl.where(some, total, 1.0)
+    weight = gl.sum(total, 0)
+    some = weight > 0
+    sure = gl.where(some, weight, 1.0)
     lse = gl.where(some, (peak + gl.log2(sure)) * LN_2, float("-inf"))
-    return acc / sure[:, None], lse
+    return acc / sure[None, :], lse
 
 
 @gluon.jit
 def _private_tile(
-    q, k, v, out, lse, part_out, part_lse, items, private_slots, work, k_smem, v_smem, scale_log2,
+    q, k, v, out, lse, part_out, part_lse, items, private_slots, work, q_smem, k_smem, v_smem, scale_log2,
     q_row, k_row, v_row, out_row, lse_row, lse_head, width,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, SAME_ROW: gl.constexpr, LSE: gl.constexpr,
+    STAGES: gl.constexpr, SAME_ROW: gl.constexpr, LSE: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
     """One row over a chunk of its own slots or of a paged segment, one kv head."""
     GROUP: gl.constexpr = HQ // HKV
-    LOAD: gl.constexpr = _load_layout(DP)
+    LOAD: gl.constexpr = _load_layout()
     item = items + work // HKV * ITEM_WIDTH
     head = work % HKV
     row = gl.load(item)
@@ -137,38 +182,38 @@ def _private_tile(
     tokens = gl.load(item + 3)
     part = gl.load(item + 4)
     direct = gl.load(item + 5)
-    m = gl.arange(0, _ROWS, gl.SliceLayout(1, LOAD))
+    m = gl.arange(0, N, gl.SliceLayout(1, LOAD))
     o, o_lse = _attend(
         q, k + head * D, v + head * D, private_slots + row.to(gl.int64) * width + skip, base,
-        tokens, row + m * 0, head * GROUP + m, m < GROUP, k_smem, v_smem, scale_log2, q_row, k_row,
-        v_row, D, DP, BN, STAGES, SAME_ROW,
+        tokens, row + m * 0, head * GROUP + m, m < GROUP, q_smem, k_smem, v_smem, scale_log2, q_row,
+        k_row, v_row, N, D, DP, BN, STAGES, SAME_ROW,
     )  # fmt: skip
-    m = gl.arange(0, _ROWS, gl.SliceLayout(1, _MMA))
-    d = gl.arange(0, DP, gl.SliceLayout(0, _MMA))
+    m = gl.arange(0, N, gl.SliceLayout(0, _MMA))
+    d = gl.arange(0, DP, gl.SliceLayout(1, _MMA))
     live = m < GROUP
-    seen = live[:, None] & (d < D)[None, :]
+    seen = live[None, :] & (d < D)[:, None]
     q_head = head * GROUP + m
     if direct != 0:
         at = row.to(gl.int64) * out_row + q_head * D
-        gl.store(out + at[:, None] + d[None, :], o.to(out.dtype.element_ty), seen)
+        gl.store(out + at[None, :] + d[:, None], o.to(out.dtype.element_ty), seen)
         if LSE:
             gl.store(lse + row.to(gl.int64) * lse_row + q_head * lse_head, o_lse, live)
     else:
         at = part.to(gl.int64) * HQ + q_head
-        gl.store(part_out + at[:, None] * D + d[None, :], o, seen)
+        gl.store(part_out + at[None, :] * D + d[:, None], o, seen)
         gl.store(part_lse + at, o_lse, live)
 
 
 @gluon.jit
 def _cascade_tile(
-    q, k, v, part_out, part_lse, items, members, entry_part, work, k_smem, v_smem, scale_log2,
+    q, k, v, part_out, part_lse, items, members, entry_part, work, q_smem, k_smem, v_smem, scale_log2,
     q_row, k_row, v_row,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, SAME_ROW: gl.constexpr,
 ):  # fmt: skip
     """Up to 16 packed rows of one group over a chunk of their segment, one kv head."""
     GROUP: gl.constexpr = HQ // HKV
-    LOAD: gl.constexpr = _load_layout(DP)
+    LOAD: gl.constexpr = _load_layout()
     item = items + work // HKV * ITEM_WIDTH
     head = work % HKV
     first = gl.load(item)
@@ -181,15 +226,15 @@ def _cascade_tile(
     row = gl.load(members + first + m // GROUP, live, other=0) // 4
     o, o_lse = _attend(
         q, k + head * D, v + head * D, members, base, tokens, row, head * GROUP + m % GROUP, live,
-        k_smem, v_smem, scale_log2, q_row, k_row, v_row, D, DP, BN, STAGES, SAME_ROW,
+        q_smem, k_smem, v_smem, scale_log2, q_row, k_row, v_row, _ROWS, D, DP, BN, STAGES, SAME_ROW,
     )  # fmt: skip
-    m = gl.arange(0, _ROWS, gl.SliceLayout(1, _MMA))
-    d = gl.arange(0, DP, gl.SliceLayout(0, _MMA))
+    m = gl.arange(0, _ROWS, gl.SliceLayout(0, _MMA))
+    d = gl.arange(0, DP, gl.SliceLayout(1, _MMA))
     live = m // GROUP < count
     entry = gl.load(members + first + m // GROUP, live, other=0)
     part = gl.load(entry_part + entry, live, other=0) + cut
     at = part.to(gl.int64) * HQ + head * GROUP + m % GROUP
-    gl.store(part_out + at[:, None] * D + d[None, :], o, live[:, None] & (d < D)[None, :])
+    gl.store(part_out + at[None, :] * D + d[:, None], o, live[None, :] & (d < D)[:, None])
     gl.store(part_lse + at, o_lse, live)
 
 
@@ -200,43 +245,84 @@ def stream_pass_kernel(
     width,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, SAME_ROW: gl.constexpr, LSE: gl.constexpr, PDL: gl.constexpr,
+    BESIDE: gl.constexpr,
 ):  # fmt: skip
     """All memory-bound tiles; the same work, order and results as `launches.private_pass`."""
-    if PDL:
-        gdc_launch_dependents()
     dtype: gl.constexpr = k.dtype.element_ty
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0])
+    N: gl.constexpr = _columns(HQ // HKV)
+    q_smem = gl.allocate_shared_memory(dtype, [_ROWS, DP], SHARED)
     k_smem = gl.allocate_shared_memory(dtype, [STAGES, BN, DP], SHARED)
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, BN, DP], SHARED)
     n_cascade = gl.load(counts + 1) * HKV
     todo = n_cascade + gl.load(counts + 2) * HKV
-    work = gl.atomic_add(queue, 1, sem="relaxed")
+    if BESIDE:
+        # Blocks that wait for room on an SM must not own tiles.
+        start = 0
+        work = gl.atomic_add(queue, 1, sem="relaxed")
+    else:
+        start = gl.num_programs(0)
+        work = gl.program_id(0)
     while work < todo:
         # Asked for before the tile, so that the answer is there when it ends.
-        following = gl.atomic_add(queue, 1, sem="relaxed")
+        following = gl.atomic_add(queue, 1, sem="relaxed") + start
         if work < n_cascade:
             _cascade_tile(
-                q, k, v, part_out, part_lse, cascade_items, members, entry_part, work, k_smem,
-                v_smem, scale_log2, q_row, k_row, v_row, HQ, HKV, D, DP, BN, STAGES, SAME_ROW,
+                q, k, v, part_out, part_lse, cascade_items, members, entry_part, work, q_smem,
+                k_smem, v_smem, scale_log2, q_row, k_row, v_row, HQ, HKV, D, DP, BN, STAGES, SAME_ROW,
             )  # fmt: skip
         else:
             _private_tile(
                 q, k, v, out, lse, part_out, part_lse, private_items, private_slots,
-                work - n_cascade, k_smem, v_smem, scale_log2, q_row, k_row, v_row, out_row,
-                lse_row, lse_head, width, HQ, HKV, D, DP, BN, STAGES, SAME_ROW, LSE,
+                work - n_cascade, q_smem.slice(0, N), k_smem, v_smem, scale_log2, q_row, k_row,
+                v_row, out_row, lse_row, lse_head, width, HQ, HKV, D, DP, BN, STAGES, SAME_ROW, LSE,
+                N,
             )  # fmt: skip
         work = following
     if gl.atomic_add(queue + 3, 1, sem="acq_rel") == gl.num_programs(0) - 1:
         gl.store(queue, 0)  # the last block sets the counters back for the next layer
         gl.store(queue + 3, 0)
-    if PDL and gl.program_id(0) == 0:
-        gdc_wait()
+    if PDL:
+        # Not earlier: waiting blocks of the merge would take the place of blocks of this pass.
+        gdc_launch_dependents()
+        if BESIDE and gl.program_id(0) == 0:
+            gdc_wait()  # so that this kernel ends after the dense pass
+
+
+class Shape(NamedTuple):
+    """Tokens of a stage, stages, blocks of one warp on an SM, and registers of a thread."""
+
+    tokens: int
+    stages: int
+    blocks_per_sm: int
+    registers: int
+
+
+_ALONE = Shape(32, 2, 6, 152)
+# Stages of 16 tokens, so that the shared memory beside a block of the dense pass holds four blocks.
+_BESIDE = Shape(16, 2, 11, 152)
+_ALONE_256 = Shape(16, 2, 5, 255)
+
+
+def shape_for(padded_dim: int, beside: bool) -> Shape:
+    """The shape of a block where the pass has its SMs alone, or beside a block of the dense one."""
+    if padded_dim == 256:
+        return _ALONE_256
+    return _BESIDE if beside else _ALONE
 
 
 def stream_pass(
-    arguments: tuple[Any, ...], blocks: int, pdl: bool, registers: int, **sizes: Any
+    arguments: tuple[Any, ...], sms: int, shape: Shape, pdl: bool, beside: bool, **sizes: Any
 ) -> None:
-    """Launch with the arguments of `stream_pass_kernel`, by position and by `sizes`' names."""
-    stream_pass_kernel[(blocks,)](
-        *arguments, **sizes, PDL=pdl, num_warps=1, maxnreg=registers, launch_pdl=pdl
-    )
+    """Launch with the arguments of `stream_pass_kernel`, by position and by `sizes`' names.
+
+    Args:
+        sms: how many the card has.
+        shape: of a block.
+        pdl: the next kernel may start before this one ends.
+        beside: a dense pass runs at the same time.
+    """
+    stream_pass_kernel[(sms * shape.blocks_per_sm,)](
+        *arguments, **sizes, BN=shape.tokens, STAGES=shape.stages, PDL=pdl, BESIDE=beside,
+        num_warps=1, maxnreg=shape.registers, launch_pdl=pdl and beside,
+    )  # fmt: skip

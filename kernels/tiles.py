@@ -204,3 +204,53 @@ def merge_parts(
     out = acc / tl.where(some, total, 1.0)[:, None]
     lse = tl.where(some, peak + tl.log(tl.where(some, total, 1.0)), float("-inf"))
     return out, lse
+
+
+@triton.jit
+def _part_of_row(
+    part_out, part_lse, first, i, count, q_head, live, offs_d, HQ: tl.constexpr, D: tl.constexpr
+):
+    here = live & (i < count)
+    at = (first + i).to(tl.int64) * HQ + q_head
+    lse = tl.load(part_lse + at, here, other=float("-inf"))
+    seen = here[:, None] & (offs_d < D)[None, :]
+    return lse, tl.load(part_out + at[:, None] * D + offs_d[None, :], seen, other=0.0)
+
+
+@triton.jit
+def merge_row(
+    part_out, part_lse, first, count, q_head, live, HQ: tl.constexpr, M: tl.constexpr,
+    D: tl.constexpr, DP: tl.constexpr,
+):  # fmt: skip
+    """As `merge_parts` for scalars `first` and `count`, with four parts under way at a time."""
+    offs_d = tl.arange(0, DP)
+    peak = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, DP], tl.float32)
+    for i in range(0, count, 4):
+        lse0, o0 = _part_of_row(
+            part_out, part_lse, first, i, count, q_head, live, offs_d, HQ, D
+        )  # fmt: skip
+        lse1, o1 = _part_of_row(
+            part_out, part_lse, first, i + 1, count, q_head, live, offs_d, HQ, D
+        )  # fmt: skip
+        lse2, o2 = _part_of_row(
+            part_out, part_lse, first, i + 2, count, q_head, live, offs_d, HQ, D
+        )  # fmt: skip
+        lse3, o3 = _part_of_row(
+            part_out, part_lse, first, i + 3, count, q_head, live, offs_d, HQ, D
+        )  # fmt: skip
+        higher = tl.maximum(tl.maximum(lse0, lse1), tl.maximum(lse2, lse3))
+        higher = tl.maximum(peak, higher)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        shrink = tl.exp(peak - shift)
+        w0, w1 = tl.exp(lse0 - shift), tl.exp(lse1 - shift)
+        w2, w3 = tl.exp(lse2 - shift), tl.exp(lse3 - shift)
+        total = total * shrink + ((w0 + w1) + (w2 + w3))
+        acc = acc * shrink[:, None] + o0 * w0[:, None] + o1 * w1[:, None]
+        acc = acc + o2 * w2[:, None] + o3 * w3[:, None]
+        peak = higher
+    some = total > 0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    lse = tl.where(some, peak + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+    return out, lse

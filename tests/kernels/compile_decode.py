@@ -74,16 +74,15 @@ def main() -> None:
     q = torch.zeros(4, heads.q, heads.dim, dtype=dtype)
     k, v = torch.zeros(2, 400, heads.kv, heads.dim, dtype=dtype)
     out, lse = torch.zeros_like(q), torch.zeros(4, heads.q)
-    choices = [{"launch": "fused"}, {"launch": "two_call", "prefix": "triton"}]
-    if capability >= 90:
-        choices.append({"launch": "two_call", "overlap": "pdl"})
-        if heads.dim != 96:  # not a box that the TMA pass has
-            choices.append({"launch": "two_call", "prefix": "hopper"})
-    for choice in choices:
-        operator.run(q, k, v, tables, out, lse, **choice)
+    args = (q, k, v, tables, out, lse)
+    operator.run(*args, launch="fused")
+    operator.run(*args, launch="two_call", prefix="triton")
     decode_module._on_card = lambda device: True  # where the Gluon kernel takes the private tiles
-    for choice in choices[1:]:
-        operator.run(q, k, v, tables, out, lse, **choice)
+    operator.run(*args, launch="two_call", prefix="triton")
+    if capability >= 90 and heads.dim != 96:  # not a box that the TMA pass has
+        for overlap in ("serial", "beside"):
+            operator.plan(tables, overlap)
+            operator.run(*args, launch="two_call", prefix="hopper")
     print(json.dumps([[name.rstrip("0123456789"), *what] for name, what in compiled.items()]))
 
 

@@ -18,6 +18,7 @@ from granikv.kernels.tables import (
 )
 
 MODES = {"paged": MODE_PAGED, "cascade": MODE_CASCADE, "dense": MODE_DENSE}
+PLANNED = ("overlap", "with_dense")  # choices of a plan; the others are of a layer
 POISON = float("nan")  # in every slot that belongs to nobody
 
 
@@ -148,12 +149,18 @@ def operator(batch: Batch, **choices: Any) -> Any:
 def attend(batch: Batch, decode: Any = None, **choices: Any) -> tuple[Any, Any]:
     """Plan and run into poisoned results, so that what is not written shows."""
     decode = operator(batch) if decode is None else decode
-    decode.plan(batch.tables)
+    plan(batch, decode, **choices)
     return run_planned(batch, decode, **choices)
 
 
+def plan(batch: Batch, decode: Any, **choices: Any) -> None:
+    """Plan with those of the choices that belong to a plan."""
+    decode.plan(batch.tables, **{name: choices[name] for name in PLANNED if name in choices})
+
+
 def run_planned(batch: Batch, decode: Any, **choices: Any) -> tuple[Any, Any]:
-    """Run with the plan that is there."""
+    """Run with the plan that is there, and those of the choices that belong to a layer."""
+    choices = {name: choice for name, choice in choices.items() if name not in PLANNED}
     out = torch.full_like(batch.q, POISON, memory_format=torch.contiguous_format)
     lse = torch.full(batch.q.shape[:2], POISON, dtype=torch.float32, device=batch.q.device)
     result = decode.run(batch.q, batch.k, batch.v, batch.tables, out, lse, **choices)

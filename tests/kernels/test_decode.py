@@ -200,9 +200,11 @@ def test_wrong_arguments_are_refused():
     decode = operator(batch)
     decode.plan(batch.tables)
     args = (batch.q, batch.k, batch.v, batch.tables)
-    for choice in ({"launch": "one"}, {"overlap": "some"}, {"prefix": "fa9"}):
+    for choice in ({"launch": "one"}, {"prefix": "fa9"}):
         with pytest.raises(ValueError, match="must be"):
             decode.run(*args, **choice)
+    with pytest.raises(ValueError, match="overlap must be"):
+        decode.plan(batch.tables, overlap="some")
     with pytest.raises(ValueError, match="q must be of shape"):
         decode.run(batch.q[:3], *args[1:])
     with pytest.raises(ValueError, match="rows of tables"):
@@ -213,15 +215,13 @@ def test_wrong_arguments_are_refused():
 
 @pytest.mark.parametrize(
     "choice",
-    [{"prefix": "hopper"}, {"overlap": "streams"}, {"overlap": "pdl"}],
+    [{"prefix": "hopper"}, {"overlap": "split"}, {"overlap": "beside"}],
     ids=lambda choice: "-".join(*choice.items()),
 )
 def test_a_part_that_the_device_lacks_is_refused_and_not_replaced(choice):
     batch = make_batch(SMALL, [Shared(140, (0, 1))], [3, 4])
-    decode = operator(batch)
-    decode.plan(batch.tables)
     with pytest.raises(NotImplementedError):
-        decode.run(batch.q, batch.k, batch.v, batch.tables, launch="two_call", **choice)
+        attend(batch, launch="two_call", **choice)
 
 
 # ------------------------------------------------------------------ one operator, many steps

@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 
 from decode_support import (  # noqa: E402
     MODES,
+    PLANNED,
     POISON,
     Shared,
     assert_within_bound,
@@ -23,6 +24,7 @@ from decode_support import (  # noqa: E402
     expect,
     make_batch,
     operator,
+    plan,
     run_planned,
 )
 
@@ -41,15 +43,22 @@ CHOICES = [
     FUSED,
     *(
         {"launch": "two_call", "overlap": overlap, "prefix": prefix}
-        for overlap in ("serial", "streams", "pdl")
+        for overlap in ("serial", "split", "beside")
         for prefix in ("triton", "hopper")
     ),
+    {"launch": "two_call", "with_dense": False},
 ]
-PLAIN = [FUSED, {"launch": "two_call"}, {"launch": "two_call", "overlap": "streams"}]
+PLAIN = [
+    FUSED,
+    {"launch": "two_call"},
+    {"launch": "two_call", "overlap": "split"},
+    {"launch": "two_call", "overlap": "beside"},
+    {"launch": "two_call", "with_dense": False},
+]
 
 
 def _name(choice):
-    return "-".join(choice.values())
+    return "-".join(str(value) for value in choice.values())
 
 
 def _batch(heads, shared, private, **changes):
@@ -195,15 +204,15 @@ def test_long_private_rows_beside_short_ones():
 def test_lse_is_optional_and_strided():
     batch = _mixed()
     decode = operator(batch)
-    decode.plan(batch.tables)
     for choice in PLAIN:
-        want, want_lse = run_planned(batch, decode, **choice)
+        want, want_lse = attend(batch, decode, **choice)
+        layer = {name: value for name, value in choice.items() if name not in PLANNED}
         assert_within_bound(batch, want, want_lse)
         lse = torch.full((LLAMA.q, 80), POISON, device="cuda").T[:72]
         args = (batch.q, batch.k, batch.v, batch.tables)
-        assert torch.equal(decode.run(*args, lse=lse, **choice), want)
+        assert torch.equal(decode.run(*args, lse=lse, **layer), want)
         assert torch.equal(lse, want_lse)
-        assert torch.equal(decode.run(*args, **choice), want)
+        assert torch.equal(decode.run(*args, **layer), want)
 
 
 # ------------------------------------------------------------------ CUDA graphs
@@ -246,9 +255,10 @@ def test_a_captured_graph_follows_its_tables(choice):
     ]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        decode.plan(tables)
+        plan(batch, decode, **choice)
+        layer = {name: value for name, value in choice.items() if name not in PLANNED}
         for out, lse in results:
-            decode.run(batch.q, batch.k, batch.v, tables, out, lse, **choice)
+            decode.run(batch.q, batch.k, batch.v, tables, out, lse, **layer)
     for name, (segments, private) in [*_steps(batch).items(), *_steps(batch).items()]:
         now = batch.with_tables(segments, private)
         tables.copy_from(now.tables)
