@@ -250,11 +250,11 @@ def _fa3_prefix(batch: Batch, _: Operators, backend: Backend, calls: int) -> Cas
 
 def _granikv(batch: Batch, operators: Operators, backend: Backend, calls: int) -> Case:
     operator, tables, out = _planned(batch, operators, backend)
-    options = dict(backend.options)
+    launch = dict(backend.options).get("launch", "two_call")
 
     def call(layer: int) -> Call:
         k, v = batch.layers[layer % len(batch.layers)]
-        return lambda: operator.run(batch.q, k, v, tables, out=out, **options)
+        return lambda: operator.run(batch.q, k, v, tables, out=out, launch=launch)
 
     return _rotated(call, calls)
 
@@ -262,17 +262,15 @@ def _granikv(batch: Batch, operators: Operators, backend: Backend, calls: int) -
 def _granikv_prefix(batch: Batch, operators: Operators, backend: Backend, calls: int) -> Case:
     """Timed without the merge; the result that is checked has gone through it."""
     operator, tables, out = _planned(batch, operators, backend)
-    prefix = dict(backend.options)["prefix"]
 
     def call(layer: int) -> Call:
         k, v = batch.layers[layer % len(batch.layers)]
-        return lambda: operator.prefix_pass(batch.q, k, v, tables, prefix)
+        return lambda: operator.prefix_pass(batch.q, k, v, tables)
 
     k, v = batch.layers[0]
-    options = {"launch": "two_call", "prefix": prefix}
     return Case(
         [call(layer) for layer in range(calls)],
-        lambda: operator.run(batch.q, k, v, tables, out=out, **options),
+        lambda: operator.run(batch.q, k, v, tables, out=out),
     )
 
 
@@ -318,8 +316,8 @@ def _planned(
     batch: Batch, operators: Operators, backend: Backend, purpose: str = "step"
 ) -> tuple[SharedPrefixDecode, DecodeTables, Any]:
     operator, tables = operators.of(batch.cell.heads, purpose), batch.tables(backend.mode)
-    overlapped = dict(backend.options).get("overlap") in ("streams", "pdl")
-    operator.plan(tables, overlapped)
+    options = dict(backend.options)
+    operator.plan(tables, options.get("overlap", "serial"), options.get("prefix"))
     return operator, tables, torch.empty_like(batch.q)
 
 

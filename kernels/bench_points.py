@@ -181,15 +181,15 @@ class Backend(NamedTuple):
 def _granikv(name: str, mode: str, **options: str) -> Backend:
     number = {"paged": 0, "cascade": 1, "dense": 2}[mode]
     prefix = options.get("prefix")
-    full = "_".join(filter(None, ("granikv", name, mode, prefix)))
+    named = prefix if prefix != "none" else None
+    full = "_".join(filter(None, ("granikv", name, mode, named)))
     work = "paged" if mode == "paged" else "shared"
     return Backend(full, "granikv", work, 1, number, tuple(options.items()))
 
 
 def _two_call(overlap: str, prefix: str | None = None) -> Backend:
     name = "two_call" if overlap == "serial" else f"two_call_{overlap}"
-    options = {"launch": "two_call", "overlap": overlap}
-    return _granikv(name, "dense", **options, **({"prefix": prefix} if prefix else {}))
+    return _granikv(name, "dense", overlap=overlap, **({"prefix": prefix} if prefix else {}))
 
 
 FA3 = Backend("fa3", "fa3", "paged")
@@ -206,28 +206,27 @@ OUR_PREFIX = tuple(
 OUR_PRIVATE = Backend("granikv_private", "granikv_private")
 PLAN = Backend("granikv_plan", "plan")
 FUSED = tuple(_granikv("fused", mode, launch="fused") for mode in ("dense", "cascade", "paged"))
-TWO_CALL = tuple(_two_call(overlap) for overlap in ("serial", "streams", "pdl"))
-TWO_CALL_CASCADE = _granikv("two_call", "cascade", launch="two_call", overlap="serial")
-TWO_CALL_PAGED = _granikv("two_call", "paged", launch="two_call", overlap="serial")
-OTHER_PREFIX = tuple(
-    _two_call(overlap, prefix) for prefix, overlap in product(("triton",), ("serial", "streams"))
-)
+SERIAL, SPLIT, BESIDE = (_two_call(overlap) for overlap in ("serial", "split", "beside"))
+TRITON_PREFIX, FA3_AS_PREFIX = (_two_call("serial", prefix) for prefix in ("triton", "fa3"))
+# Without the dense pass: one pass over everything.
+STREAM_CASCADE, STREAM_PAGED = (_granikv("stream", m, prefix="none") for m in ("cascade", "paged"))
 
 # Which backends run on which kind of cell, in this order. FA3 comes first: the others are compared
 # with its result.
 BACKENDS: dict[str, tuple[Backend, ...]] = {
     "figure": (
-        FA3, *FUSED, *TWO_CALL, *OTHER_PREFIX, TWO_CALL_CASCADE, PAIR, PAIR_STREAMS, PLAN,
-        *FA3_PAGES, CUBLAS, FLASHINFER,
+        FA3, *FUSED, SERIAL, SPLIT, BESIDE, TRITON_PREFIX, FA3_AS_PREFIX, STREAM_CASCADE,
+        STREAM_PAGED, PAIR,
+        PAIR_STREAMS, PLAN, *FA3_PAGES, CUBLAS, FLASHINFER,
     ),
-    "private": (FA3, OUR_PRIVATE, FUSED[0], TWO_CALL[0], *FA3_PAGES),
-    "prefix": (FA3_PREFIX, *OUR_PREFIX, FUSED[0], TWO_CALL[0], OTHER_PREFIX[0]),
+    "private": (FA3, OUR_PRIVATE, FUSED[0], STREAM_PAGED, *FA3_PAGES),
+    "prefix": (FA3_PREFIX, *OUR_PREFIX, FUSED[0], SERIAL, TRITON_PREFIX, FA3_AS_PREFIX),
     "coarse": (
-        FA3, FUSED[0], FUSED[1], TWO_CALL[0], TWO_CALL[1], OTHER_PREFIX[1], PAIR, PAIR_STREAMS,
-        PLAN, *FA3_PAGES,
+        FA3, FUSED[0], SERIAL, SPLIT, BESIDE, STREAM_CASCADE, PAIR, PAIR_STREAMS, PLAN, *FA3_PAGES,
     ),
-    "grid": (FA3, FUSED[0], FUSED[1], TWO_CALL[1], PAIR, PAIR_STREAMS),
-    "short": (FA3, *FUSED, TWO_CALL_PAGED, TWO_CALL[1], PAIR),
+    "grid": (FA3, SERIAL, SPLIT, BESIDE, PAIR, PAIR_STREAMS),
+    "few": (FA3, SPLIT, BESIDE, STREAM_CASCADE, PAIR, PAIR_STREAMS),
+    "short": (FA3, STREAM_PAGED, STREAM_CASCADE, SPLIT, BESIDE, PAIR),
 }  # fmt: skip
 
 
@@ -302,7 +301,9 @@ def _all_jobs() -> Iterator[Job]:
 
 def _grid_kind(cell: Cell) -> str:
     """Rows by rows over the same pages may be the best choice only for little sharing."""
-    return "short" if cell.shared_reads <= 64 * 2048 else "grid"
+    if cell.shared_reads <= 64 * 2048:
+        return "short"
+    return "few" if cell.rows <= 32 else "grid"
 
 
 def _figures() -> Iterator[Job]:

@@ -4,15 +4,13 @@
 captured in a CUDA graph and replayed after the tables have changed.
 """
 
-import math
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch  # type: ignore[import-not-found,unused-ignore]
 import triton  # type: ignore[import-not-found,unused-ignore]
 
-from granikv.kernels import hopper, launches, planner, stream, workspace
+from granikv.kernels import fa3, passes, planner, stream, workspace
 from granikv.kernels.checks import DecodeLimits, check_call, check_tables
 from granikv.kernels.configs import Config, config_for
 from granikv.kernels.shapes import Heads
@@ -20,11 +18,9 @@ from granikv.kernels.tables import DecodeTables
 
 LaunchChoice = Literal["fused", "two_call"]
 Overlap = Literal["serial", "split", "beside"]
-PrefixBackend = Literal["triton", "hopper"]
+PrefixBackend = Literal["triton", "hopper", "fa3", "none"]
 
-_LOG2_E = math.log2(math.e)
-FORKED = False
-_FIXED_CHUNKS = (workspace.PREFIX_CHUNK, workspace.PRIVATE_CHUNK)
+_WHOLE_SEGMENT = 1 << 28  # tokens of a chunk
 
 
 class SharedPrefixDecode:
@@ -40,10 +36,12 @@ class SharedPrefixDecode:
         deterministic: chunks have a fixed number of tokens and every segment runs as it is marked,
             so that a row's bits do not depend on the batch around it.
         max_segment_tokens: of all segments of a row; bounds its parts when deterministic.
+        dependent_launch: passes overlap by programmatic dependent launch (sm_90); False forks a
+            stream. By default where the device has it.
 
     Raises:
         ValueError: a limit is not positive.
-        NotImplementedError: heads or dtype without a kernel.
+        NotImplementedError: heads or dtype without a kernel, or a device without dependent launch.
     """
 
     def __init__(
@@ -57,6 +55,7 @@ class SharedPrefixDecode:
         *,
         deterministic: bool = False,
         max_segment_tokens: int = 32_768,
+        dependent_launch: bool | None = None,
         config: Config | None = None,
     ) -> None:
         self.limits = DecodeLimits(max_rows, heads, max_groups, max_private_tokens, dtype, device)
@@ -64,9 +63,16 @@ class SharedPrefixDecode:
         self._sms = _sm_count(str(device))
         self.config = config or config_for(heads, _capability(str(device)))
         self._work = workspace.allocate(self.limits, max_segment_tokens if deterministic else None)
+        self._sequences: fa3.Sequences | None = None
+        self._max_segment_tokens = max_segment_tokens
         self._side_stream = torch.cuda.Stream(device) if _on_card(device) else None
+        self._dependent_launch = (
+            _is_hopper(device) if dependent_launch is None else dependent_launch
+        )
+        if self._dependent_launch and not _is_hopper(device):
+            raise NotImplementedError("programmatic dependent launch needs sm_90")
         self._overlap: Overlap = "serial"
-        self._with_dense = True
+        self._prefix: PrefixBackend = self._default_prefix()
 
     @property
     def workspace_bytes(self) -> int:
@@ -74,44 +80,49 @@ class SharedPrefixDecode:
         return self._work.num_bytes
 
     def plan(
-        self, tables: DecodeTables, overlap: Overlap = "serial", with_dense: bool = True
+        self,
+        tables: DecodeTables,
+        overlap: Overlap = "serial",
+        prefix: PrefixBackend | None = None,
     ) -> None:
-        """Make the step's work lists from the tables; one launch.
+        """Make the step's work lists from the tables, for the layers that follow; one launch.
 
         Args:
             tables: of the step.
-            overlap: of the dense pass and the memory-bound pass in the layers that follow: one
-                after the other; at the same time on SMs that the plan divides between them
-                (`split`); or on all SMs side by side (`beside`, sm_90: less of the tensor cores'
-                rate and more of the memory's).
-            with_dense: False leaves the dense pass out, segments marked dense run as cascades:
-                one launch less for batches of few rows.
+            overlap: of the dense pass and the memory-bound pass: one after the other; at the same
+                time on SMs that the plan divides between them (`split`); or on all SMs side by
+                side (`beside`, sm_90: less of the tensor cores' rate, more of the memory's).
+            prefix: kernel of the dense pass. `hopper` needs sm_90 and is taken there if none is
+                named; `fa3` is FlashAttention-3's, serial, with results rounded once more; `none`
+                leaves the pass out and runs dense segments as cascades, one launch less for few
+                rows. A fused launch has its own.
 
         Raises:
             ValueError: a table has a wrong shape, dtype, device or stride, or there is no such
-                overlap.
-            NotImplementedError: this device has no such overlap.
+                choice.
+            NotImplementedError: this device, head_dim or installation has no such part.
         """
         check_tables(self.limits, tables)
-        self._check_overlap(overlap)
-        self._overlap, self._with_dense = overlap, with_dense
-        shape = self._stream_shape()
-        heads, config, step = self.limits.heads, self.config, self._work
-        fixed = _FIXED_CHUNKS if self.deterministic else (0, 0)
+        prefix = self._default_prefix() if prefix is None else prefix
+        self._check_choice(overlap, prefix)
+        self._overlap, self._prefix = overlap, prefix
+        heads, config, step, shape = self.limits.heads, self.config, self._work, self._stream_shape
         planner.plan_step[(1,)](
             tables.segment_base, tables.segment_length, tables.segment_group, tables.group_mode,
             tables.private_length, step.counts, step.dense_items, step.cascade_items,
             step.private_items, step.members, step.entry_part, step.row_part, step.row_parts,
             step.group_scratch, tables.rows, tables.groups, workspace.part_budget(tables.rows),
-            *fixed, int(overlap == "split"), int(with_dense),
+            *self._fixed_chunks(), int(overlap == "split"), int(prefix != "none"),
             HKV=heads.kv,
             DENSE_ROWS=config.dense_bm // self.limits.group, DENSE_BLOCK=config.dense_block,
             CASCADE_ROWS=config.cascade_bm // self.limits.group, CASCADE_BLOCK=shape.tokens,
-            SMS=self._sms, SLOTS=self._sms * shape.blocks_per_sm,
+            SMS=self._sms, SLOTS=self._sms * shape.blocks_at_first,
             R=workspace.padded(tables.rows),
             G=workspace.padded(tables.groups),
             S=triton.next_power_of_2(self._sms), ITEM_BLOCK=256, num_warps=8,
         )  # fmt: skip
+        if prefix == "fa3":
+            fa3.plan(self._fa3_sequences(), step, tables, config.dense_block)
 
     def run(
         self,
@@ -122,7 +133,6 @@ class SharedPrefixDecode:
         out: Any = None,
         lse: Any = None,
         launch: LaunchChoice = "two_call",
-        prefix: PrefixBackend | None = None,
     ) -> Any:
         """Attention of one layer, by the lists of the last `plan` with the same tables.
 
@@ -134,37 +144,33 @@ class SharedPrefixDecode:
             out: like `q`; made if not given.
             lse: `[rows, num_q_heads]` float32, base e; written if given.
             launch: one launch for all, or dense pass, memory-bound pass and merge.
-            prefix: kernel of the dense tiles of two calls; `hopper` needs sm_90 and is taken there
-                if none is named. A fused launch has its own.
 
         Returns:
             O, of `q`'s shape.
 
         Raises:
-            ValueError: a tensor has a wrong shape, dtype, device or stride.
-            NotImplementedError: this device or launch has no such part.
+            ValueError: a tensor has a wrong shape, dtype, device or stride, or there is no such
+                launch.
         """
         check_call(self.limits, q, k, v, tables, out, lse)
-        if prefix is None:
-            prefix = "hopper" if launch == "two_call" and self._has_hopper() else "triton"
-        self._check_parts(launch, prefix)
+        if launch not in get_args(LaunchChoice):
+            raise ValueError(f"launch must be fused or two_call, got {launch!r}")
         out = torch.empty_like(q) if out is None else out
-        call = _Call(q, k, v, tables, out, lse, self.limits.heads)
+        layer = self._layer(q, k, v, tables, out, lse)
         if launch == "fused":
-            self._fused(call)
+            passes.fused_step(layer)
         else:
-            self._two_call(call, prefix)
+            self._two_call(layer)
         return out
 
-    def prefix_pass(
-        self, q: Any, k: Any, v: Any, tables: DecodeTables, prefix: PrefixBackend
-    ) -> None:
-        """The first part of a two-call layer alone, for measurements; its parts stay inside."""
-        self._dense_pass(_Call(q, k, v, tables, q, None, self.limits.heads), prefix, False)
+    def prefix_pass(self, q: Any, k: Any, v: Any, tables: DecodeTables) -> None:
+        """The dense pass of a layer alone, for measurements; its parts stay inside."""
+        self._dense_pass(self._layer(q, k, v, tables, q, None), self._dependent_launch, False)
 
     def private_pass(self, q: Any, k: Any, v: Any, tables: DecodeTables, out: Any) -> None:
-        """The second part alone, for measurements."""
-        self._stream_pass(_Call(q, k, v, tables, out, None, self.limits.heads), False, False)
+        """The memory-bound pass alone, for measurements."""
+        layer = self._layer(q, k, v, tables, out, None)
+        self._stream_pass(layer, early=self._dependent_launch, alone=True)
 
     def counters(self) -> dict[str, int]:
         """Tiles of the last plan by mode; waits for the device."""
@@ -172,143 +178,106 @@ class SharedPrefixDecode:
         tiles = [count * self.limits.heads.kv for count in items]
         return dict(zip(("dense", "cascade", "private"), tiles, strict=True))
 
-    def _check_overlap(self, overlap: str) -> None:
-        if overlap not in ("serial", "split", "beside"):
-            raise ValueError(f"overlap must be serial, split or beside, got {overlap!r}")
-        if overlap == "split" and self._side_stream is None:
-            raise NotImplementedError("an overlap needs a CUDA device")
-        if overlap == "beside" and not self._has_hopper():
-            raise NotImplementedError("a beside overlap needs sm_90 and head_dim 64, 128 or 256")
-
-    def _check_parts(self, launch: str, prefix: str) -> None:
-        if launch not in ("fused", "two_call"):
-            raise ValueError(f"launch must be fused or two_call, got {launch!r}")
-        if prefix not in ("triton", "hopper"):
-            raise ValueError(f"prefix must be triton or hopper, got {prefix!r}")
-        if launch == "fused" and prefix != "triton":
-            raise NotImplementedError(f"a fused launch has no {prefix} prefix pass")
-        if prefix == "hopper" and not self._has_hopper():
-            raise NotImplementedError(
-                "the hopper prefix pass needs sm_90 and head_dim 64, 128 or 256"
-            )
+    def _default_prefix(self) -> PrefixBackend:
+        return "hopper" if self._has_hopper() else "triton"
 
     def _has_hopper(self) -> bool:
         return _is_hopper(self.limits.device) and self.limits.heads.dim != 96
 
-    def _fused(self, call: "_Call") -> None:
-        config, step, heads = self.config, self._work, self.limits.heads
-        launches.fused_step[(self._sms * config.fused_per_sm,)](
-            call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
-            step.counts, step.dense_items, step.cascade_items, step.private_items, step.members,
-            step.entry_part, step.row_part, step.row_parts, step.arrivals, step.queues,
-            call.tables.private_slots, call.scale_log2, *call.strides, call.tables.width,
-            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.group,
-            DENSE_BM=config.dense_bm, DENSE_BN=config.fused_bn, CASCADE_BM=config.cascade_bm,
-            CASCADE_BN=config.fused_bn, PRIVATE_BN=config.fused_bn, LSE=call.lse is not None,
-            num_warps=config.fused_warps, num_stages=config.fused_stages,
-        )  # fmt: skip
+    def _check_choice(self, overlap: str, prefix: str) -> None:
+        if overlap not in get_args(Overlap):
+            raise ValueError(f"overlap must be serial, split or beside, got {overlap!r}")
+        if prefix not in get_args(PrefixBackend):
+            raise ValueError(f"prefix must be triton, hopper, fa3 or none, got {prefix!r}")
+        if overlap != "serial" and self._side_stream is None:
+            raise NotImplementedError("an overlap needs a CUDA device")
+        if (prefix == "hopper" or overlap == "beside") and not self._has_hopper():
+            raise NotImplementedError(
+                "the hopper prefix pass, and beside, need sm_90 and head_dim 64, 128 or 256"
+            )
+        if prefix == "fa3":
+            self._check_fa3(overlap)
 
-    def _two_call(self, call: "_Call", prefix: str) -> None:
+    def _check_fa3(self, overlap: str) -> None:
+        if overlap != "serial":
+            raise NotImplementedError(f"the fa3 prefix pass is serial only, got {overlap}")
+        if self.deterministic:
+            raise NotImplementedError("the fa3 prefix pass splits segments as the batch asks for")
+        fa3.load()
+
+    def _fixed_chunks(self) -> tuple[int, int, int]:
+        """Tokens of dense, cascade and private tiles; 0 where the planner chooses."""
+        if self.deterministic:
+            prefix, private = workspace.PREFIX_CHUNK, workspace.PRIVATE_CHUNK
+            return prefix, prefix, private
+        return (_WHOLE_SEGMENT if self._prefix == "fa3" else 0), 0, 0
+
+    def _layer(
+        self, q: Any, k: Any, v: Any, tables: DecodeTables, out: Any, lse: Any
+    ) -> passes.Layer:
+        heads, config = self.limits.heads, self.config
+        return passes.Layer(q, k, v, tables, out, lse, heads, config, self._work, self._sms)
+
+    def _two_call(self, layer: passes.Layer) -> None:
         """The passes with the overlap that was planned, then the merge.
 
-        On sm_90 a launch may begin while the one before it runs (programmatic dependent launch):
-        the memory-bound pass beside the dense one, and the merge's blocks before that pass ends.
+        With dependent launch a kernel is on the card when the one ahead of it ends, the
+        memory-bound pass starts once every block of the dense one has, and blocks of the merge may
+        be there before that pass ends.
         """
-        overlapped = self._with_dense and self._overlap != "serial"
-        pdl = _is_hopper(self.limits.device) and not (FORKED and overlapped)
+        pdl = self._dependent_launch
+        overlapped = self._prefix != "none" and self._overlap != "serial"
         if overlapped and not pdl:
-            self._forked(call, prefix)
+            self._forked(layer)
         else:
-            if self._with_dense:
-                self._dense_pass(call, prefix, pdl and overlapped)
-            self._stream_pass(call, pdl, pdl and overlapped)
-        self._merge(call, pdl)
+            if self._prefix != "none":
+                self._dense_pass(layer, pdl, pdl and overlapped)
+            self._stream_pass(layer, early=pdl, pdl=pdl, beside=overlapped)
+        passes.merge_pass(layer, pdl)
 
-    def _forked(self, call: "_Call", prefix: str) -> None:
+    def _forked(self, layer: passes.Layer) -> None:
         main, side = torch.cuda.current_stream(), self._side_stream
         side.wait_stream(main)
-        self._dense_pass(call, prefix, False)
+        self._dense_pass(layer, False, False)
         with torch.cuda.stream(side):
-            self._stream_pass(call, False, True)
+            self._stream_pass(layer, beside=True)
         main.wait_stream(side)
 
-    def _dense_pass(self, call: "_Call", prefix: str, pdl: bool) -> None:
-        config, step, heads = self.config, self._work, self.limits.heads
-        if prefix == "hopper":
-            hopper.prefix_pass(
-                call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
-                step.members, step.entry_part, call.scale_log2, self._sms, pdl,
-                hopper.shape_for(heads.dim, self._overlap == "beside"),
+    def _dense_pass(self, layer: passes.Layer, early: bool, pdl: bool) -> None:
+        if self._prefix == "fa3":
+            fa3.prefix_pass(
+                self._fa3_sequences(), self._work, layer.q, layer.k, layer.v, layer.tables,
+                self._max_segment_tokens,
             )  # fmt: skip
-            return
-        launches.prefix_pass[(self._sms,)](
-            call.q, call.k, call.v, step.part_out, step.part_lse, step.dense_items, step.counts,
-            step.members, step.entry_part, call.scale_log2, *call.strides[:3],
-            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, BM=config.dense_bm,
-            BN=config.dense_bn, num_warps=config.dense_warps, num_stages=config.dense_stages,
-        )  # fmt: skip
+        elif self._prefix == "hopper":
+            passes.hopper_prefix_pass(layer, self._overlap == "beside", early, pdl)
+        else:
+            passes.triton_prefix_pass(layer, early, pdl)
 
-    def _stream_pass(self, call: "_Call", pdl: bool, beside: bool) -> None:
-        config, step, heads = self.config, self._work, self.limits.heads
-        arguments = (
-            call.q, call.k, call.v, call.out, call.lse_or_out, step.part_out, step.part_lse,
-            step.private_items, step.cascade_items, step.counts, step.members, step.entry_part,
-            step.queues, call.tables.private_slots, call.scale_log2, *call.strides,
-            call.tables.width,
-        )  # fmt: skip
-        sizes = {"HQ": heads.q, "HKV": heads.kv, "D": heads.dim, "DP": config.head_dim}
-        sizes["LSE"] = call.lse is not None
-        if _on_card(self.limits.device):
-            same_row = call.k.stride(0) == call.v.stride(0)
-            stream.stream_pass(
-                arguments, self._sms, self._stream_shape(), pdl, beside, **sizes, SAME_ROW=same_row
-            )
+    def _stream_pass(
+        self,
+        layer: passes.Layer,
+        early: bool = False,
+        pdl: bool = False,
+        beside: bool = False,
+        alone: bool = False,
+    ) -> None:
+        if not _on_card(self.limits.device):
+            passes.triton_private_pass(layer)
             return
-        launches.private_pass[(self._sms * config.private_per_sm,)](
-            *arguments, **sizes, GP=config.group, CASCADE_BM=config.cascade_bm,
-            BN=config.private_bn, num_warps=config.private_warps,
-            num_stages=config.private_stages,
-        )  # fmt: skip
+        passes.stream_pass(
+            layer, self._stream_shape, early=early, pdl=pdl, beside=beside, alone=alone
+        )
 
+    @property
     def _stream_shape(self) -> stream.Shape:
         return stream.shape_for(self.config.head_dim, self._overlap == "beside")
 
-    def _merge(self, call: "_Call", pdl: bool) -> None:
-        config, step, heads = self.config, self._work, self.limits.heads
-        launches.merge_pass[(call.tables.rows, heads.kv)](
-            call.out, call.lse_or_out, step.part_out, step.part_lse, step.row_part, step.row_parts,
-            *call.strides[3:],
-            HQ=heads.q, HKV=heads.kv, D=heads.dim, DP=config.head_dim, GP=config.merge_rows,
-            LSE=call.lse is not None, PDL=pdl, num_warps=min(4, config.merge_rows), launch_pdl=pdl,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """One layer's tensors and what is derived from them."""
-
-    q: Any
-    k: Any
-    v: Any
-    tables: DecodeTables
-    out: Any
-    lse: Any
-    heads: Heads
-
-    @property
-    def scale_log2(self) -> float:
-        return self.heads.dim**-0.5 * _LOG2_E
-
-    @property
-    def lse_or_out(self) -> Any:
-        """A pointer is passed even where no LSE is written."""
-        return self.out if self.lse is None else self.lse
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Row strides of q, k, v and out, then both strides of the LSE, in elements."""
-        lse = (0, 0) if self.lse is None else self.lse.stride()
-        return (self.q.stride(0), self.k.stride(0), self.v.stride(0), self.out.stride(0), *lse)
+    def _fa3_sequences(self) -> fa3.Sequences:
+        """Made when they are first needed: few operators run FA3."""
+        if self._sequences is None:
+            self._sequences = fa3.allocate(self.limits)
+        return self._sequences
 
 
 def _on_card(device: Any) -> bool:

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from granikv.kernels.planner import ITEM_WIDTH
 from granikv.kernels.tiles import LN_2
@@ -181,9 +181,11 @@ def _consume(
 def prefix_pass_kernel(
     q, k_desc, v_desc, part_out, part_lse, items, counts, members, entry_part, scale_log2, q_row,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, BN: gl.constexpr, STAGES: gl.constexpr,
-    CONSUMER_REGISTERS: gl.constexpr, PDL: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, EARLY: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """All dense tiles of a step; see the module's text."""
+    if EARLY:
+        gdc_wait()
     if PDL:
         gdc_launch_dependents()
     dtype: gl.constexpr = k_desc.dtype
@@ -261,7 +263,7 @@ WHOLE_SM = Shape(128, 2, 232, 168)
 WHOLE_SM_256 = Shape(64, 2, 232, 168)
 # Leaves each quarter of an SM the registers of one warp of the memory-bound pass. With 64 keys a
 # stage a consumer needs 168; with fewer, ptxas spills or waits after every matrix instruction.
-BESIDE_STREAM = Shape(64, 2, 168, 120)
+BESIDE_STREAM = Shape(64, 3, 168, 120)
 
 
 def shape_for(head_dim: int, beside: bool) -> Shape:
@@ -273,7 +275,7 @@ def shape_for(head_dim: int, beside: bool) -> Shape:
 
 def prefix_pass(
     q: Any, k: Any, v: Any, part_out: Any, part_lse: Any, items: Any, counts: Any, members: Any,
-    entry_part: Any, scale_log2: float, sms: int, pdl: bool, shape: Shape,
+    entry_part: Any, scale_log2: float, sms: int, early: bool, pdl: bool, shape: Shape,
 ) -> None:  # fmt: skip
     """Launch the pass over the planner's dense list; one persistent block on each of `sms` SMs.
 
@@ -285,6 +287,7 @@ def prefix_pass(
         members: the planner's; so is `entry_part`.
         scale_log2: softmax scale times log2(e).
         sms: how many the card has.
+        early: the launch may begin before the kernel ahead of it has ended.
         pdl: let the next kernel start beside this one.
         shape: of a block.
     """
@@ -292,6 +295,7 @@ def prefix_pass(
     prefix_pass_kernel[(sms,)](
         q, pool_descriptor(k, shape.tokens), pool_descriptor(v, shape.tokens), part_out, part_lse,
         items, counts, members, entry_part, scale_log2, q.stride(0),
-        HQ=num_q_heads, HKV=k.shape[1], D=dim, BN=shape.tokens, STAGES=shape.stages, PDL=pdl,
-        CONSUMER_REGISTERS=shape.consumer_registers, num_warps=4, maxnreg=shape.launch_registers,
+        HQ=num_q_heads, HKV=k.shape[1], D=dim, BN=shape.tokens, STAGES=shape.stages,
+        CONSUMER_REGISTERS=shape.consumer_registers, EARLY=early, PDL=pdl, num_warps=4,
+        maxnreg=shape.launch_registers, launch_pdl=early,
     )  # fmt: skip

@@ -1,12 +1,12 @@
 """Kernels of a decode step: one launch for all of it, or prefix, private and merge passes.
 
 All are persistent: the grid is fixed, the work comes from device memory (`planner.plan_step`), and
-blocks of unlike cost take their work from a counter, which the last block sets back.
+blocks of unlike cost take their work from a counter.
 """
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from granikv.kernels.tiles import (
     merge_parts,
@@ -36,9 +36,13 @@ def prefix_pass(
     q, k, v, part_out, part_lse, items, counts, members, entry_part, scale_log2, q_row, k_row,
     v_row,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """All dense tiles, on as many blocks as the plan says; writes parts."""
+    if EARLY:
+        gdc_wait()
+    if PDL:
+        gdc_launch_dependents()
     blocks = tl.load(counts + 3)
     todo = tl.where(tl.program_id(0) < blocks, tl.load(counts) * HKV, 0)
     for work in range(tl.program_id(0), todo, blocks):
@@ -75,7 +79,8 @@ def private_pass(
 ):  # fmt: skip
     """All memory-bound tiles: cascade tiles, the longer ones, then private tiles.
 
-    Writes results of rows that have one part, and parts of all others.
+    Writes results of rows that have one part, and parts of all others. `queue` is set back by the
+    merge.
     """
     n_cascade = tl.load(counts + 1) * HKV
     todo = n_cascade + tl.load(counts + 2) * HKV
@@ -93,21 +98,23 @@ def private_pass(
                 width, HQ, HKV, D, DP, GP, BN, LSE,
             )  # fmt: skip
         work = tl.atomic_add(queue, 1, sem="relaxed")
-    if tl.atomic_add(queue + 3, 1, sem="acq_rel") == tl.num_programs(0) - 1:
-        tl.store(queue, 0)  # the last block sets the counters back for the next layer
-        tl.store(queue + 3, 0)
 
 
 @triton.jit
 def merge_pass(
-    out, lse, part_out, part_lse, row_part, row_parts, out_row, lse_row, lse_head,
+    out, lse, part_out, part_lse, row_part, row_parts, queue, out_row, lse_row, lse_head,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, GP: tl.constexpr,
     LSE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Results of all rows with several parts; grid `(rows, num_kv_heads)`."""
+    """Results of all rows with several parts; grid `(rows, num_kv_heads)`.
+
+    Sets back the counter of the memory-bound pass for the next layer.
+    """
     if PDL:
         gdc_wait()
     row, head = tl.program_id(0), tl.program_id(1)
+    if row + head == 0:
+        tl.store(queue, 0)
     first = tl.load(row_part + row)
     count = tl.load(row_parts + row)
     if count > 0:

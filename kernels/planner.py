@@ -17,7 +17,8 @@ LEVELS = tl.constexpr(4)
 # on no machine: only their order of magnitude matters, they keep chunks from becoming tiny.
 _PREFIX_TILE_TOKENS = tl.constexpr(192)
 _PRIVATE_TILE_TOKENS = tl.constexpr(64)
-_PART_TOKENS = tl.constexpr(4)
+_PREFIX_PART_TOKENS = tl.constexpr(4)
+_PRIVATE_PART_TOKENS = tl.constexpr(28)
 _CANDIDATES = tl.constexpr(64)
 _NO_LIMIT = tl.constexpr(1 << 28)
 # Of an H200 at head_dim 128: ns that one SM takes for one token of a dense tile (128 rows x 1 token
@@ -61,7 +62,7 @@ def _prefix_chunk(
     longest = tl.max(tl.where(on, lengths, 0), 0)
     tokens = tl.minimum(chunk, longest) + _PREFIX_TILE_TOKENS
     waves = (items + workers - 1) // workers
-    cost = (waves * tokens + tl.max(chunks, 0) * _PART_TOKENS).to(tl.float32)
+    cost = (waves * tokens + tl.max(chunks, 0) * _PREFIX_PART_TOKENS).to(tl.float32)
     return _cheapest_chunk(cost, chunk, parts, max_parts)
 
 
@@ -90,7 +91,7 @@ def _private_chunk(tokens, max_parts, fixed, HKV: tl.constexpr, SLOTS: tl.conste
     if fixed > 0:
         return fixed
     step = tl.arange(0, 32)
-    chunk = tl.where(step < 16, (step + 1) * 64, 1024 << tl.maximum(step - 15, 0))
+    chunk = tl.where(step < 16, (step + 1) * 128, 2048 << tl.maximum(step - 15, 0))
     longest = tl.max(tokens)
     items = tl.zeros([32], tl.int32)
     most = tl.zeros([32], tl.int32)
@@ -102,9 +103,9 @@ def _private_chunk(tokens, max_parts, fixed, HKV: tl.constexpr, SLOTS: tl.conste
         most += tl.max(cuts, 0)
     # Tiles are taken from a counter, so that waves need not be whole; the last tile runs alone.
     waves = tl.maximum(items * HKV / SLOTS, 1.0)
-    tokens_of_tile = tl.minimum(chunk, longest)
-    cost = waves * (tokens_of_tile + _PRIVATE_TILE_TOKENS) + tokens_of_tile / 2
-    return _cheapest_chunk(cost + most * _PART_TOKENS, chunk, items, max_parts)
+    tile = tl.minimum(chunk, longest)
+    cost = waves * (tile + _PRIVATE_TILE_TOKENS) + tile + most * _PRIVATE_PART_TOKENS
+    return _cheapest_chunk(cost, chunk, items, max_parts)
 
 
 @triton.jit
@@ -163,7 +164,8 @@ def plan_step(
     segment_base, segment_length, segment_group, group_mode, private_length,
     counts, dense_items, cascade_items, private_items, members, entry_part,
     row_part, row_parts, group_scratch,
-    rows, groups, max_parts, fixed_prefix_chunk, fixed_private_chunk, split, with_dense,
+    rows, groups, max_parts, fixed_dense_chunk, fixed_cascade_chunk, fixed_private_chunk, split,
+    with_dense,
     HKV: tl.constexpr, DENSE_ROWS: tl.constexpr, DENSE_BLOCK: tl.constexpr,
     CASCADE_ROWS: tl.constexpr, CASCADE_BLOCK: tl.constexpr, SMS: tl.constexpr,
     SLOTS: tl.constexpr, R: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
@@ -213,12 +215,12 @@ def plan_step(
     if (split != 0) & (dense_tokens > 0):
         blocks = _dense_blocks(dense_tokens * HKV, row_tokens * HKV, SMS, S)
     dense_chunk = _prefix_chunk(
-        of_group, tokens_of_group, dense, DENSE_ROWS, DENSE_BLOCK, max_parts, fixed_prefix_chunk,
+        of_group, tokens_of_group, dense, DENSE_ROWS, DENSE_BLOCK, max_parts, fixed_dense_chunk,
         blocks, HKV,
     )  # fmt: skip
     cascade_chunk = _prefix_chunk(
         of_group, tokens_of_group, cascade, CASCADE_ROWS, CASCADE_BLOCK, max_parts,
-        fixed_prefix_chunk, SLOTS // 2, HKV,
+        fixed_cascade_chunk, SLOTS // 2, HKV,
     )  # fmt: skip
     tl.store(first_member + g, tl.cumsum(of_group, 0) - of_group)
     chunks = (tokens_of_group + dense_chunk - 1) // dense_chunk

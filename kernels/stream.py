@@ -166,8 +166,8 @@ def _attend(
 
 @gluon.jit
 def _private_tile(
-    q, k, v, out, lse, part_out, part_lse, items, private_slots, work, q_smem, k_smem, v_smem, scale_log2,
-    q_row, k_row, v_row, out_row, lse_row, lse_head, width,
+    q, k, v, out, lse, part_out, part_lse, items, private_slots, work, q_smem, k_smem, v_smem,
+    scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head, width,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, SAME_ROW: gl.constexpr, LSE: gl.constexpr, N: gl.constexpr,
 ):  # fmt: skip
@@ -206,8 +206,8 @@ def _private_tile(
 
 @gluon.jit
 def _cascade_tile(
-    q, k, v, part_out, part_lse, items, members, entry_part, work, q_smem, k_smem, v_smem, scale_log2,
-    q_row, k_row, v_row,
+    q, k, v, part_out, part_lse, items, members, entry_part, work, q_smem, k_smem, v_smem,
+    scale_log2, q_row, k_row, v_row,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, SAME_ROW: gl.constexpr,
 ):  # fmt: skip
@@ -239,15 +239,29 @@ def _cascade_tile(
 
 
 @gluon.jit
+def _set_back(queue):
+    """The last block sets the counters back, where no merge follows to do it."""
+    if gl.atomic_add(queue + 3, 1, sem="acq_rel") == gl.num_programs(0) - 1:
+        gl.store(queue, 0)
+        gl.store(queue + 3, 0)
+
+
+@gluon.jit
 def stream_pass_kernel(
     q, k, v, out, lse, part_out, part_lse, private_items, cascade_items, counts, members,
     entry_part, queue, private_slots, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head,
     width,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
-    STAGES: gl.constexpr, SAME_ROW: gl.constexpr, LSE: gl.constexpr, PDL: gl.constexpr,
-    BESIDE: gl.constexpr,
+    STAGES: gl.constexpr, SAME_ROW: gl.constexpr, LSE: gl.constexpr, EARLY: gl.constexpr,
+    PDL: gl.constexpr, BESIDE: gl.constexpr, ALONE: gl.constexpr,
 ):  # fmt: skip
-    """All memory-bound tiles; the same work, order and results as `launches.private_pass`."""
+    """All memory-bound tiles; the same work, order and results as `launches.private_pass`.
+
+    `BESIDE` a dense pass it is launched by that pass, which has waited for what came before; else
+    it waits itself where it is launched `EARLY`.
+    """
+    if EARLY and not BESIDE:
+        gdc_wait()
     dtype: gl.constexpr = k.dtype.element_ty
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, order=[1, 0])
     N: gl.constexpr = _columns(HQ // HKV)
@@ -257,9 +271,11 @@ def stream_pass_kernel(
     n_cascade = gl.load(counts + 1) * HKV
     todo = n_cascade + gl.load(counts + 2) * HKV
     if BESIDE:
-        # Blocks that wait for room on an SM must not own tiles.
+        # Blocks that wait for room on an SM must not own tiles, and may come when all are taken.
         start = 0
-        work = gl.atomic_add(queue, 1, sem="relaxed")
+        work = gl.load(queue, volatile=True)
+        if work < todo:
+            work = gl.atomic_add(queue, 1, sem="relaxed")
     else:
         start = gl.num_programs(0)
         work = gl.program_id(0)
@@ -269,7 +285,8 @@ def stream_pass_kernel(
         if work < n_cascade:
             _cascade_tile(
                 q, k, v, part_out, part_lse, cascade_items, members, entry_part, work, q_smem,
-                k_smem, v_smem, scale_log2, q_row, k_row, v_row, HQ, HKV, D, DP, BN, STAGES, SAME_ROW,
+                k_smem, v_smem, scale_log2, q_row, k_row, v_row, HQ, HKV, D, DP, BN, STAGES,
+                SAME_ROW,
             )  # fmt: skip
         else:
             _private_tile(
@@ -279,9 +296,8 @@ def stream_pass_kernel(
                 N,
             )  # fmt: skip
         work = following
-    if gl.atomic_add(queue + 3, 1, sem="acq_rel") == gl.num_programs(0) - 1:
-        gl.store(queue, 0)  # the last block sets the counters back for the next layer
-        gl.store(queue + 3, 0)
+    if ALONE:
+        _set_back(queue)
     if PDL:
         # Not earlier: waiting blocks of the merge would take the place of blocks of this pass.
         gdc_launch_dependents()
@@ -290,18 +306,24 @@ def stream_pass_kernel(
 
 
 class Shape(NamedTuple):
-    """Tokens of a stage, stages, blocks of one warp on an SM, and registers of a thread."""
+    """Tokens of a stage, stages, registers of a thread, and blocks of one warp on an SM.
+
+    `blocks_per_sm` fit on an SM without other work, `blocks_at_first` while the dense pass runs.
+    """
 
     tokens: int
     stages: int
-    blocks_per_sm: int
     registers: int
+    blocks_per_sm: int
+    blocks_at_first: int
 
 
-_ALONE = Shape(32, 2, 6, 152)
+# With fewer registers than 152 ptxas orders the loads one behind the other: at 128 the whole
+# operator took up to 20 % longer on an H200.
+_ALONE = Shape(32, 2, 168, 6, 6)
 # Stages of 16 tokens, so that the shared memory beside a block of the dense pass holds four blocks.
-_BESIDE = Shape(16, 2, 11, 152)
-_ALONE_256 = Shape(16, 2, 5, 255)
+_BESIDE = Shape(16, 2, 152, 11, 4)
+_ALONE_256 = Shape(16, 2, 255, 5, 5)
 
 
 def shape_for(padded_dim: int, beside: bool) -> Shape:
@@ -312,17 +334,26 @@ def shape_for(padded_dim: int, beside: bool) -> Shape:
 
 
 def stream_pass(
-    arguments: tuple[Any, ...], sms: int, shape: Shape, pdl: bool, beside: bool, **sizes: Any
+    arguments: tuple[Any, ...],
+    sms: int,
+    shape: Shape,
+    early: bool,
+    pdl: bool,
+    beside: bool,
+    alone: bool,
+    **sizes: Any,
 ) -> None:
     """Launch with the arguments of `stream_pass_kernel`, by position and by `sizes`' names.
 
     Args:
         sms: how many the card has.
         shape: of a block.
+        early: the launch may begin before the kernel ahead of it has ended.
         pdl: the next kernel may start before this one ends.
         beside: a dense pass runs at the same time.
+        alone: no merge follows.
     """
     stream_pass_kernel[(sms * shape.blocks_per_sm,)](
-        *arguments, **sizes, BN=shape.tokens, STAGES=shape.stages, PDL=pdl, BESIDE=beside,
-        num_warps=1, maxnreg=shape.registers, launch_pdl=pdl and beside,
+        *arguments, **sizes, BN=shape.tokens, STAGES=shape.stages, EARLY=early, PDL=pdl,
+        BESIDE=beside, ALONE=alone, num_warps=1, maxnreg=shape.registers, launch_pdl=early,
     )  # fmt: skip

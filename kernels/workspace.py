@@ -29,8 +29,8 @@ class Workspace:
         row_parts: `[rows]` parts to merge, 0 where a tile writes the result.
         group_scratch: `[6, groups]` of the planner.
         arrivals: `[rows, num_q_heads]` parts that a fused launch has written so far.
-        queues: `[4]` next work of a fused launch's two lists or of the private pass, and blocks
-            that are done with each.
+        queues: `[4]` next work of a fused launch's two lists or of the memory-bound pass, and the
+            blocks that are done with each.
         part_out: `[parts, num_q_heads, head_dim]` normalised partial results.
         part_lse: `[parts, num_q_heads]` their LSEs, base e.
     """

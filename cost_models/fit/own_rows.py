@@ -67,7 +67,7 @@ def operator_rows(own: pl.DataFrame) -> pl.DataFrame:
     mode = name.str.extract("_(dense|cascade|paged)")
     return own.filter(kept).with_columns(
         mode=pl.when(is_ours).then(mode).otherwise(pl.lit("paged")),
-        is_overlapped=is_ours & name.str.contains("_fused|_streams|_pdl"),
+        is_overlapped=is_ours & name.str.contains("_fused|_split|_beside|_stream"),
     )
 
 

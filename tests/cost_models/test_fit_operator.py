@@ -150,7 +150,7 @@ def _operator(latency_ns: float, read: Read) -> pl.DataFrame:
             for kind, time in zip(kinds, times.tolist(), strict=True)
             for backend, slower in (
                 ("granikv_fused_dense", 1.2),
-                ("granikv_two_call_pdl_dense_hopper", 1.0),
+                ("granikv_two_call_beside_dense", 1.0),
                 ("granikv_two_call_dense", 0.5),
                 ("granikv_fused_cascade", 1.1),
                 ("fa3", 1.3),

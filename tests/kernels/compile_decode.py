@@ -76,13 +76,15 @@ def main() -> None:
     out, lse = torch.zeros_like(q), torch.zeros(4, heads.q)
     args = (q, k, v, tables, out, lse)
     operator.run(*args, launch="fused")
-    operator.run(*args, launch="two_call", prefix="triton")
+    operator.plan(tables, prefix="triton")
+    operator.run(*args)
     decode_module._on_card = lambda device: True  # where the Gluon kernel takes the private tiles
-    operator.run(*args, launch="two_call", prefix="triton")
+    operator.run(*args)
     if capability >= 90 and heads.dim != 96:  # not a box that the TMA pass has
+        operator._side_stream = object()  # is forked only where a launch cannot depend
         for overlap in ("serial", "beside"):
-            operator.plan(tables, overlap)
-            operator.run(*args, launch="two_call", prefix="hopper")
+            operator.plan(tables, overlap, "hopper")
+            operator.run(*args)
     print(json.dumps([[name.rstrip("0123456789"), *what] for name, what in compiled.items()]))
 
 

@@ -18,7 +18,7 @@ from granikv.kernels.tables import (
 )
 
 MODES = {"paged": MODE_PAGED, "cascade": MODE_CASCADE, "dense": MODE_DENSE}
-PLANNED = ("overlap", "with_dense")  # choices of a plan; the others are of a layer
+PLANNED = ("overlap", "prefix")  # choices of a plan; the others are of a layer
 POISON = float("nan")  # in every slot that belongs to nobody
 
 

@@ -46,14 +46,15 @@ CHOICES = [
         for overlap in ("serial", "split", "beside")
         for prefix in ("triton", "hopper")
     ),
-    {"launch": "two_call", "with_dense": False},
+    {"launch": "two_call", "prefix": "fa3"},
+    {"launch": "two_call", "prefix": "none"},
 ]
 PLAIN = [
     FUSED,
     {"launch": "two_call"},
     {"launch": "two_call", "overlap": "split"},
     {"launch": "two_call", "overlap": "beside"},
-    {"launch": "two_call", "with_dense": False},
+    {"launch": "two_call", "prefix": "none"},
 ]
 
 
@@ -213,6 +214,16 @@ def test_lse_is_optional_and_strided():
         assert torch.equal(decode.run(*args, lse=lse, **layer), want)
         assert torch.equal(lse, want_lse)
         assert torch.equal(decode.run(*args, **layer), want)
+
+
+def test_forked_streams_give_the_bits_of_dependent_launches():
+    batch = _mixed()
+    for overlap in ("serial", "split", "beside"):
+        want = check(batch, overlap=overlap)
+        decode = operator(batch, dependent_launch=False)
+        for _ in range(3):  # counters are set back
+            for got, before in zip(attend(batch, decode, overlap=overlap), want, strict=True):
+                assert torch.equal(got, before)
 
 
 # ------------------------------------------------------------------ CUDA graphs
