@@ -93,9 +93,9 @@ class SharedPrefixDecode:
                 time on SMs that the plan divides between them (`split`); or on all SMs side by
                 side (`beside`, sm_90: less of the tensor cores' rate, more of the memory's).
             prefix: kernel of the dense pass. `hopper` needs sm_90 and is taken there if none is
-                named; `fa3` is FlashAttention-3's, serial, with results rounded once more; `none`
-                leaves the pass out and runs dense segments as cascades, one launch less for few
-                rows. A fused launch has its own.
+                named; `fa3` is FlashAttention-3's, with the limits that `granikv.kernels.fa3`
+                names; `none` leaves the pass out and runs dense segments as cascades, one launch
+                less for few rows. A fused launch has its own.
 
         Raises:
             ValueError: a table has a wrong shape, dtype, device or stride, or there is no such
@@ -111,7 +111,8 @@ class SharedPrefixDecode:
             tables.segment_base, tables.segment_length, tables.segment_group, tables.group_mode,
             tables.private_length, step.counts, step.dense_items, step.cascade_items,
             step.private_items, step.members, step.entry_part, step.row_part, step.row_parts,
-            step.group_scratch, tables.rows, tables.groups, workspace.part_budget(tables.rows),
+            step.group_scratch, tables.rows, tables.groups,
+            workspace.part_budget(tables.rows, heads.q),
             *self._fixed_chunks(), int(overlap == "split"), int(prefix != "none"),
             HKV=heads.kv,
             DENSE_ROWS=config.dense_bm // self.limits.group, DENSE_BLOCK=config.dense_block,
@@ -247,7 +248,7 @@ class SharedPrefixDecode:
         if self._prefix == "fa3":
             fa3.prefix_pass(
                 self._fa3_sequences(), self._work, layer.q, layer.k, layer.v, layer.tables,
-                self._max_segment_tokens,
+                self._max_segment_tokens, self._sms,
             )  # fmt: skip
         elif self._prefix == "hopper":
             passes.hopper_prefix_pass(layer, self._overlap == "beside", early, pdl)

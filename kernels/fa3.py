@@ -2,9 +2,11 @@
 
 Its sequences are the groups. Their queries are gathered side by side, their keys are read where
 they lie: `cu_seqlens_k` holds the segments' first slots and `seqused_k` their lengths, 0 for a
-group that is not dense. All of it is on the device, so a captured graph follows its tables. O comes
-back in the queries' dtype and is copied to the parts, which costs one more rounding than the other
-dense passes.
+group that is not dense. All of it is on the device, so a captured graph follows its tables.
+
+Limits: it runs serially; O comes back in the queries' dtype and is copied to the parts, which costs
+a pass over it and one more rounding than the other dense passes; and FA3 multiplies the values
+behind a segment's end by zero, so the pool must not hold NaN or infinities there.
 """
 
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from granikv.kernels.checks import DecodeLimits
 from granikv.kernels.planner import LEVELS
 from granikv.kernels.tables import MAX_SEGMENTS, DecodeTables
 from granikv.kernels.workspace import Workspace, padded
+
+_TILE_ROWS = 128  # of FA3's tiles at head_dim 128, rows of a group packed
 
 
 @cache
@@ -126,7 +130,7 @@ def plan(sequences: Sequences, step: Workspace, tables: DecodeTables, least_toke
 
 def prefix_pass(
     sequences: Sequences, step: Workspace, q: Any, k: Any, v: Any, tables: DecodeTables,
-    longest_tokens: int,
+    longest_tokens: int, sms: int,
 ) -> None:  # fmt: skip
     """All dense segments of one layer, as parts.
 
@@ -136,10 +140,13 @@ def prefix_pass(
         q: `[rows, num_q_heads, head_dim]`.
         k: `[slots, num_kv_heads, head_dim]`; `v` alike.
         tables: of the step.
-        longest_tokens: bound of all segments, which FA3's choice of splits goes by.
+        longest_tokens: bound of all segments.
+        sms: that the splits of segments are to fill, if all rows share one.
     """
     rows, num_q_heads, dim = q.shape
     entries, width = rows * MAX_SEGMENTS, num_q_heads * dim
+    # FA3's own choice counts a tile for every row and group, and so splits nothing.
+    tiles = k.shape[1] * triton.cdiv(rows * (num_q_heads // k.shape[1]), _TILE_ROWS)
     sizes = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}
     groups = tables.groups
     q_starts = sequences.q_starts[: groups + 1]
@@ -156,7 +163,7 @@ def prefix_pass(
         max_seqlen_k=longest_tokens,
         seqused_k=sequences.k_used[:groups],
         softmax_scale=dim**-0.5,
-        num_splits=0,
+        num_splits=min(32, max(1, sms // tiles)),
         return_softmax_lse=True,
     )
     scatter_parts[(entries,)](
