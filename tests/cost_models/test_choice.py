@@ -12,11 +12,11 @@ CHOICE = explore(COST, build_cost_table(COST))
 
 
 def test_one_row_gains_nothing_and_many_rows_over_a_long_prefix_gain_much() -> None:
-    assert all(line[0] < 1.1 for line in CHOICE.gains)
+    # One row over contiguous slots is the work of one over a page table: every mode is a tie.
+    assert all(line[0] < 1.05 for line in CHOICE.gains)
     last = ROWS.index(256)
     assert CHOICE.gains[LENGTHS.index(16_384)][last] > 4
     assert CHOICE.modes[LENGTHS.index(16_384)][last].startswith("dense")
-    assert CHOICE.modes[0][0] == "paged"
 
 
 def test_the_choice_is_hardly_ever_worse_than_the_stock_engine() -> None:

@@ -57,6 +57,11 @@ PLAIN = [
 ]
 
 
+def _plain(heads):
+    """Those that the heads have: no TMA pass for rows of 96 elements."""
+    return [choice for choice in PLAIN if heads.dim != 96 or choice.get("overlap") != "beside"]
+
+
 def _name(choice):
     return "-".join(str(value) for value in choice.values())
 
@@ -125,7 +130,7 @@ _KINDS = [
 def test_every_group_head_dimension_and_dtype(group, dim, dtype):
     heads = Heads(2 * group, 2, dim)
     shared = [Shared(777, range(33)), Shared(65, range(5, 20), "cascade")]
-    check_all(_batch(heads, shared, [3 * row for row in range(35)], dtype=dtype), PLAIN)
+    check_all(_batch(heads, shared, [3 * row for row in range(35)], dtype=dtype), _plain(heads))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +200,7 @@ def test_random_groupings(seed):
         heads, shared, private, rows=rows + dice.choice([0, 3]), groups=16, seed=seed,
         dtype=dice.choice([torch.bfloat16, torch.float16]), row_gap=dice.choice([0, 64]),
     )  # fmt: skip
-    check_all(batch, PLAIN)
+    check_all(batch, _plain(batch.heads))
 
 
 def test_long_private_rows_beside_short_ones():
