@@ -1,9 +1,8 @@
 """The memory-bound tiles on a card, in Gluon: private tokens, paged segments and cascade tiles.
 
-A block is one warp with 16 packed rows and a ring of stages that asynchronous copies fill from the
-slots of the pool. Slots are read one block of tokens before their copies start. Several such blocks
-on an SM load three times what an even share of the memory bandwidth is, so that a few SMs can keep
-the memory busy while the others compute the dense tiles.
+A block is one warp with 8 or 16 packed rows and a ring of stages that asynchronous copies fill from
+the slots of the pool. Slots are read one block of tokens before their copies start. Blocks are so
+small that they find room beside a block of the dense pass, or six to eleven of them on an SM.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from granikv.kernels.planner import ITEM_WIDTH
 from granikv.kernels.tiles import LN_2
 
-_ROWS = gl.constexpr(16)
+_ROWS = gl.constexpr(16)  # packed rows of a cascade tile
 _MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [1, 1], [16, 8]))
 
 
