@@ -2,6 +2,7 @@
 
 from granikv.core.admission import PrefixView
 from granikv.core.directory import SlabDirectory
+from granikv.core.placement import make_room, promote
 from granikv.sim.prefix_index import PrefixIndex
 from granikv.sim.radix_node import Node
 from granikv.sim.requests import RequestState
@@ -13,9 +14,6 @@ _UNBORN_NODE = 0
 class HotPlacement:
     """Asks the admission policy about every admitted request's prefix and carries out what it
     wants.
-
-    A HOT node's parent is HOT or the root (see `PrefixIndex`), so a wanted node takes its COLD
-    ancestors along into one slab: they have at least as many readers.
     """
 
     def __init__(self, directory: SlabDirectory, index: PrefixIndex) -> None:
@@ -32,26 +30,11 @@ class HotPlacement:
         """
         cold = next((i for i, node in enumerate(path) if node.slots is not None), len(path))
         if cold < len(path):
-            return self._promote(path[cold:], now_s)
+            copied = promote(self._directory, self._index, path[cold:], now_s)
+            self.promoted_tokens += copied
+            return copied
         if state.request.prefix_tokens > sum(node.length for node in path):
             self._reserve(state, now_s)
-        return 0
-
-    def _promote(self, chain: list[Node], now_s: float) -> int:
-        length = sum(node.length for node in chain)
-        for count in range(len(chain), 0, -1):
-            node = chain[count - 1]
-            view = _view(node, length, now_s)
-            if self._directory.wants(view) and self._make_room(view):
-                reservation = self._directory.reserve(view)
-                if reservation is None:
-                    return 0
-                for member in chain[:count]:
-                    self._index.make_hot(member, reservation)
-                self._directory.release(reservation)
-                self.promoted_tokens += length
-                return length
-            length -= node.length
         return 0
 
     def _reserve(self, state: RequestState, now_s: float) -> None:
@@ -73,20 +56,11 @@ class HotPlacement:
         )
         if place in self._being_placed or not self._directory.wants(view):
             return
-        if self._make_room(view):
+        if make_room(self._directory, self._index, view):
             state.reservation = self._directory.reserve(view)
             if state.reservation is not None:
                 state.placing = place
                 self._being_placed.add(place)
-
-    def _make_room(self, view: PrefixView) -> bool:
-        victims = self._directory.victims(view)
-        if victims is None:
-            return False
-        for node_id in victims:
-            if self._index.is_hot_cached(node_id):
-                self._index.evict_hot(node_id)
-        return True
 
     def finish(self, state: RequestState) -> None:
         """End a placement by prefilling: what was not filled goes back."""
@@ -97,16 +71,3 @@ class HotPlacement:
         if state.placing is not None:
             self._being_placed.discard(state.placing)
             state.placing = None
-
-
-def _view(node: Node, length: int, now_s: float) -> PrefixView:
-    return PrefixView(
-        node=node.node_id,
-        length=length,
-        live_requests=node.lock_ref,
-        hits=node.hits,
-        first_use_s=node.first_use_s,
-        last_use_s=node.last_use_s,
-        now_s=now_s,
-        hinted=False,
-    )
