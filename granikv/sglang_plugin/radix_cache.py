@@ -1,0 +1,294 @@
+"""SGLang's radix tree with HOT nodes: their tokens lie in slabs, everything else is as in SGLang.
+
+HOT nodes form a top part of the tree (see `granikv.core.placement`), so an unlocked COLD node
+never hides a HOT one below it and every unlocked COLD token can be evicted. A HOT node's `value`
+holds its slab's slots, so matching, and whoever reads slots, needs no special case.
+
+Sizes that the scheduler sees: `evictable_size` counts COLD tokens alone, for only these become
+slots that `alloc` can give; `protected_size` counts all of HOT beside locked COLD tokens, so that
+SGLang's own leak check (free + evictable + protected + held by requests == size) stays exact.
+"""
+
+import heapq
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefParams,
+    DecLockRefResult,
+    EvictParams,
+    EvictResult,
+    IncLockRefResult,
+)
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.radix_cache import RadixCache, TreeNode
+
+from granikv.core.allocator import Slots
+from granikv.core.directory import Reservation, SlabDirectory
+from granikv.core.placement import promote
+from granikv.sglang_plugin.allocator import HotColdTokenAllocator, to_host
+
+
+@dataclass(frozen=True, slots=True)
+class HotMove:
+    """A promotion that the caller has to carry out before it calls the allocator again.
+
+    Attributes:
+        start: first token of the node on its path.
+        src: COLD slots that were freed, int32 `[n]`; KV is copied from here, and every holder of
+            these slots is to hold `dst` instead.
+        dst: HOT slots, int32 `[n]`.
+    """
+
+    start: int
+    src: Slots
+    dst: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class _Use:
+    hits: int
+    first_s: float
+    last_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A node as placement sees it."""
+
+    node: TreeNode
+    start: int
+    use: _Use
+
+    @property
+    def node_id(self) -> int:
+        return int(self.node.id)
+
+    @property
+    def length(self) -> int:
+        return len(self.node.key)
+
+    @property
+    def lock_ref(self) -> int:
+        return int(self.node.lock_ref)
+
+    @property
+    def hits(self) -> int:
+        return self.use.hits
+
+    @property
+    def first_use_s(self) -> float:
+        return self.use.first_s
+
+    @property
+    def last_use_s(self) -> float:
+        return self.use.last_s
+
+
+class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
+    """Radix cache for a `HotColdTokenAllocator`.
+
+    Args:
+        params: SGLang's.
+        now_s: the clock of admission policies.
+
+    Raises:
+        TypeError: the allocator is another one.
+        ValueError: a parameter that HOT nodes do not go with.
+    """
+
+    def __init__(
+        self, params: CacheInitParams, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        allocator = params.token_to_kv_pool_allocator
+        if not isinstance(allocator, HotColdTokenAllocator):
+            raise TypeError(
+                "the granikv radix cache needs the granikv allocator, got "
+                f"{type(allocator).__name__}: GraniKV's plugin is not loaded in this process"
+            )
+        if params.disable or params.is_eagle or params.page_size != 1:
+            raise ValueError(
+                "the granikv radix cache needs --page-size 1, no --disable-radix-cache and no "
+                "speculative decoding"
+            )
+        self._now_s = now_s
+        self._hot: dict[int, TreeNode] = {}
+        self._uses: dict[int, _Use] = {}
+        self._moves: list[HotMove] = []
+        super().__init__(params)
+
+    @property
+    def directory(self) -> SlabDirectory:
+        """Of the slabs."""
+        return self.token_to_kv_pool_allocator.directory
+
+    def reset(self) -> None:
+        """Forget everything that is cached."""
+        super().reset()
+        self.directory.clear()
+        self._hot.clear()
+        self._uses.clear()
+        self._moves.clear()
+
+    def protected_size(self) -> int:
+        """Tokens that neither a request alone nor the free list nor eviction accounts for."""
+        core = self.token_to_kv_pool_allocator.core
+        return int(self.protected_size_) + core.hot_used + core.hot_free + core.fenced
+
+    # ------------------------------------------------------------------ uses
+
+    def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
+        """As SGLang's; a prompt that is complete counts as a use of its whole path."""
+        super().cache_unfinished_req(req, chunked)
+        if chunked:
+            return
+        now_s = self._now_s()
+        for node in self._path(req.last_node):
+            use = self._uses.get(node.id)
+            self._uses[node.id] = (
+                _Use(1, now_s, now_s)
+                if use is None
+                else replace(use, hits=use.hits + 1, last_s=now_s)
+            )
+            if node.id in self._hot:
+                self.directory.touch(node.id, now_s)
+
+    def _path(self, node: TreeNode) -> list[TreeNode]:
+        """From below the root down to `node`."""
+        path = []
+        while node is not self.root_node:
+            path.append(node)
+            node = node.parent
+        return path[::-1]
+
+    # ------------------------------------------------------------------ locking and splitting
+
+    def inc_lock_ref(self, node: TreeNode) -> IncLockRefResult:
+        """One more request holds the path down to `node`; `delta` counts COLD tokens."""
+        delta = 0
+        while node is not self.root_node:
+            if node.lock_ref == 0:
+                if node.id in self._hot:
+                    self.directory.lock(node.id)
+                else:
+                    delta -= len(node.key)
+            node.lock_ref += 1
+            self._update_leaf_status(node)
+            node = node.parent
+        self.evictable_size_ += delta
+        self.protected_size_ -= delta
+        return IncLockRefResult(delta=delta)
+
+    def dec_lock_ref(
+        self, node: TreeNode, params: DecLockRefParams | None = None
+    ) -> DecLockRefResult:
+        """One request less holds the path down to `node`; `delta` counts COLD tokens."""
+        delta = 0
+        while node is not self.root_node:
+            if node.lock_ref == 1:
+                if node.id in self._hot:
+                    self.directory.unlock(node.id)
+                else:
+                    delta += len(node.key)
+            node.lock_ref -= 1
+            self._update_leaf_status(node)
+            node = node.parent
+        self.evictable_size_ += delta
+        self.protected_size_ -= delta
+        return DecLockRefResult(delta=delta)
+
+    def _split_node(self, key: Any, child: TreeNode, split_len: int) -> TreeNode:
+        upper = super()._split_node(key, child, split_len)
+        if child.id in self._hot:
+            self.directory.split(child.id, upper.id, split_len)
+            self._hot[upper.id] = upper
+        if child.id in self._uses:
+            self._uses[upper.id] = self._uses[child.id]
+        return upper
+
+    # ------------------------------------------------------------------ evicting
+
+    def evict(self, params: EvictParams) -> EvictResult:
+        """Evict COLD leaves in SGLang's order until `num_tokens` COLD slots are free."""
+        begin_s = time.perf_counter()
+        priority = self.eviction_strategy.get_priority
+        heap = [
+            (priority(leaf), leaf) for leaf in self.evictable_leaves if leaf.id not in self._hot
+        ]
+        heapq.heapify(heap)
+        evicted = 0
+        while heap and evicted < params.num_tokens:
+            _, leaf = heapq.heappop(heap)
+            parent = leaf.parent
+            evicted += len(leaf.key)
+            self._drop(leaf)
+            if parent in self.evictable_leaves and parent.id not in self._hot:
+                heapq.heappush(heap, (priority(parent), parent))
+        self.update_eviction_metrics(evicted, begin_s)
+        return EvictResult(num_tokens_evicted=evicted)
+
+    def is_hot_cached(self, node_id: int) -> bool:
+        """Whether the node is HOT and in the tree."""
+        return node_id in self._hot
+
+    def evict_hot(self, node_id: int) -> None:
+        """Drop an unlocked HOT node with everything cached below it."""
+        below = [self._hot[node_id]]
+        for node in below:
+            below.extend(node.children.values())
+        for node in reversed(below):
+            self._drop(node)
+
+    def _drop(self, leaf: TreeNode) -> None:
+        """Free a leaf's slots and take it out of the tree."""
+        if leaf.id in self._hot:
+            self.directory.evict(leaf.id)
+        else:
+            self.token_to_kv_pool_allocator.free_segment(leaf.value, start_pos=0)
+        self._delete_leaf(leaf)
+        self._record_remove_event(leaf)
+
+    def _delete_leaf(self, node: TreeNode) -> None:
+        super()._delete_leaf(node)
+        self._uses.pop(node.id, None)
+        if self._hot.pop(node.id, None) is not None:
+            self.evictable_size_ += len(node.key)  # a HOT node was not counted
+
+    # ------------------------------------------------------------------ placement
+
+    def promote(self, node: TreeNode) -> list[HotMove]:
+        """Move what admission wants of the path down to `node` into one slab; often nothing.
+
+        The freed COLD slots may be given to somebody else as soon as the allocator is called again:
+        copy and remap before that.
+        """
+        chain, start, now_s = [], 0, self._now_s()
+        for member in self._path(node):
+            if member.id not in self._hot:
+                use = self._uses.get(member.id, _Use(1, now_s, now_s))
+                chain.append(_Member(member, start, use))
+            start += len(member.key)
+        promote(self.directory, self, chain, now_s)
+        moves, self._moves = self._moves, []
+        return moves
+
+    def make_hot(self, member: _Member, reservation: Reservation) -> None:
+        """Give a COLD node the next slots of `reservation`."""
+        node, allocator = member.node, self.token_to_kv_pool_allocator
+        src = to_host(node.value)
+        dst = self.directory.take(reservation, member.length)
+        allocator.core.free_cold(src)
+        if node.lock_ref:
+            self.protected_size_ -= member.length
+        else:
+            self.evictable_size_ -= member.length
+        node.value = allocator.to_device(dst)
+        self._hot[node.id] = node
+        self.directory.bind(node.id, reservation, member.length, locks=1 if node.lock_ref else 0)
+        self._moves.append(HotMove(member.start, src, dst))
+
+    def hot_nodes(self) -> Iterator[TreeNode]:
+        """All HOT nodes."""
+        return iter(self._hot.values())
