@@ -2,9 +2,10 @@
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from granikv.core.dispatch import DispatchChoice, RowSplit
+from granikv.core.config import PoolConfig
+from granikv.core.dispatch import DispatchChoice
 
 System = Literal["sglang", "cascade", "granikv"]
 SchedulePolicy = Literal["fcfs", "lpm"]
@@ -17,21 +18,15 @@ NEW_TOKEN_RATIO_DECAY_STEPS = 600
 RETRACT_DECODE_STEPS = 20
 
 
-class ServerConfig(BaseModel):
+class ServerConfig(PoolConfig):
     """One replica's settings; defaults are SGLang 0.5.17's.
 
     `size_tokens` is the KV capacity in tokens (SGLang's `max_total_num_tokens`); the HOT pool takes
     `floor(hot_fraction * size_tokens)` of it and exists only in the system `granikv`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     system: System = "granikv"
     size_tokens: int = Field(gt=1)
-    hot_fraction: float = Field(default=0.2, gt=0.0, lt=1.0)
-    admission: str = "value"
-    dispatch: DispatchChoice = "cost"
-    row_split: RowSplit = "auto"
     chunked_prefill_size: int = Field(default=8192, gt=0)
     max_prefill_tokens: int = Field(default=16384, gt=0)
     max_running_requests: int = Field(default=2048, gt=0)
@@ -53,7 +48,7 @@ class ServerConfig(BaseModel):
     @property
     def hot_tokens(self) -> int:
         """HOT pool size in tokens."""
-        return int(self.hot_fraction * self.size_tokens) if self.system == "granikv" else 0
+        return self.hot_tokens_of(self.size_tokens) if self.system == "granikv" else 0
 
     @property
     def dispatch_choice(self) -> DispatchChoice:

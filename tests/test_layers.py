@@ -83,8 +83,8 @@ _LAZY: dict[str, frozenset[str]] = {
     "validate": frozenset({"sglang", "granikv.sglang_plugin"}),
     "cli": frozenset({"granikv.kernels", "granikv.sglang_plugin"}),
 }
-# The one place in core that speaks about what a user wrote in a file.
-_CORE_EDGE = {"validation.py": frozenset({"pydantic"})}
+# The places in core that speak about what a user chose or wrote in a file.
+_CORE_EDGE = {name: frozenset({"pydantic"}) for name in ("config.py", "validation.py")}
 
 _BARE_NAMES = ("sim", "kernels", "cost_models", "traces", "validate", "core", "planner", "cli")
 

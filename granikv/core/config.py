@@ -1,0 +1,39 @@
+"""What a user chooses about HOT and COLD, the same for a simulated server and a live one."""
+
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from granikv.core.admission import make_admission
+from granikv.core.dispatch import DispatchChoice, RowSplit
+from granikv.core.errors import ConfigError
+
+
+class PoolConfig(BaseModel):
+    """How the KV slots are split, who gets a slab, and which kernels run.
+
+    Attributes:
+        hot_fraction: share of all slots that is HOT.
+        admission: name of a HOT admission policy.
+        dispatch: how the mode of each shared segment is chosen.
+        row_split: whether a tensor-parallel step may run in two.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    hot_fraction: float = Field(default=0.2, gt=0.0, lt=1.0)
+    admission: str = "value"
+    dispatch: DispatchChoice = "cost"
+    row_split: RowSplit = "auto"
+
+    @model_validator(mode="after")
+    def _check_admission(self) -> Self:
+        try:
+            make_admission(self.admission)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def hot_tokens_of(self, size_tokens: int) -> int:
+        """HOT tokens of a pool."""
+        return int(self.hot_fraction * size_tokens)
