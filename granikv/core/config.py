@@ -1,12 +1,14 @@
 """What a user chooses about HOT and COLD, the same for a simulated server and a live one."""
 
+from collections.abc import Mapping
 from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from granikv.core.admission import make_admission
 from granikv.core.dispatch import DispatchChoice, RowSplit
 from granikv.core.errors import ConfigError
+from granikv.core.validation import explain
 
 
 class PoolConfig(BaseModel):
@@ -33,6 +35,26 @@ class PoolConfig(BaseModel):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return self
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str], prefix: str) -> Self:
+        """The configuration that environment variables ask for, `<prefix>HOT_FRACTION` and so on.
+
+        Raises:
+            ConfigError: a variable of that prefix is no option, or its value cannot be used.
+        """
+        chosen = {
+            name.removeprefix(prefix).lower(): value
+            for name, value in variables.items()
+            if name.startswith(prefix)
+        }
+        try:
+            return cls.model_validate(chosen)
+        except ValidationError as error:
+            options = ", ".join(prefix + name.upper() for name in cls.model_fields)
+            raise ConfigError(
+                f"{prefix}* variables cannot be used: {explain(error, cls)}; options are {options}"
+            ) from None
 
     def hot_tokens_of(self, size_tokens: int) -> int:
         """HOT tokens of a pool."""

@@ -1,0 +1,149 @@
+"""The plugin in the real SGLang package: found, registered, hooked in, and honest about limits."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5.17")
+
+from sglang.srt.mem_cache.allocator import (  # noqa: E402
+    PagedTokenToKVPoolAllocator,
+    TokenToKVPoolAllocator,
+)
+
+from granikv.core.admission import SharedAdmission  # noqa: E402
+from granikv.core.errors import ConfigError  # noqa: E402
+from granikv.sglang_plugin import plugin  # noqa: E402
+from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
+
+# In a process of its own: SGLang loads plugins once a process, and hooks stay.
+_LOAD = """
+import json
+from sglang.srt.plugins import load_plugins
+from sglang.srt.mem_cache import kv_cache_configurator
+from sglang.srt.mem_cache.registry import registered_radix_cache_backends
+
+def is_hooked():
+    build = kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator
+    return hasattr(build, "__wrapped__")
+
+before = is_hooked()
+load_plugins()
+print(json.dumps([registered_radix_cache_backends(), before, is_hooked()]))
+"""
+
+
+def test_sglang_finds_the_plugin_and_its_hook_takes_hold():
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    backends, *is_hooked = json.loads(done.stdout.splitlines()[-1])
+    assert plugin.BACKEND in backends
+    assert is_hooked == [False, True]
+
+
+def test_another_version_of_sglang_is_refused(monkeypatch):
+    monkeypatch.setattr(plugin.sglang, "__version__", "0.5.18")
+    with pytest.raises(ConfigError, match=r"0\.5\.17, found 0\.5\.18"):
+        plugin.register()
+
+
+def _build(backend="granikv", shared=None, built=None):
+    built = built or TokenToKVPoolAllocator(100, torch.int64, "cpu", None, False)
+    configurator = SimpleNamespace(server_args=SimpleNamespace(radix_cache_backend=backend))
+    arguments = {"token_to_kv_pool": "pool", "token_to_kv_pool_allocator": shared}
+    return plugin.build_allocator(lambda *_, **__: built, configurator, **arguments), built
+
+
+def test_the_allocator_is_ours_only_where_it_is_asked_for(monkeypatch):
+    monkeypatch.setenv("GRANIKV_HOT_FRACTION", "0.35")
+    monkeypatch.setenv("GRANIKV_ADMISSION", "shared")
+    ours, _ = _build()
+    assert isinstance(ours, HotColdTokenAllocator)
+    assert (ours.size, ours.core.hot_tokens, ours.available_size()) == (100, 35, 65)
+    assert ours.get_kvcache() == "pool"
+    assert isinstance(ours.directory._admission, SharedAdmission)
+    for choice in ({"backend": None}, {"shared": "a draft model's"}):
+        theirs, built = _build(**choice)
+        assert theirs is built
+
+
+def test_an_allocator_that_cannot_be_replaced_stops_the_server():
+    paged = PagedTokenToKVPoolAllocator(64, 16, torch.int64, "cpu", None, False)
+    with pytest.raises(ConfigError, match=r"--page-size 1 .* PagedTokenToKVPoolAllocator"):
+        _build(built=paged)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("GRANIKV_HOT_FRACTON", "0.2", "did you mean hot_fraction"),
+        ("GRANIKV_HOT_FRACTION", "1.5", "hot_fraction: .* less than 1"),
+        ("GRANIKV_ADMISSION", "valeu", "did you mean 'value'"),
+    ],
+)
+def test_a_wrong_variable_is_named(monkeypatch, name, value, message):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        _build()
+
+
+_PLAIN = {
+    "page_size": 1,
+    "speculative_algorithm": None,
+    "pp_size": 1,
+    "enable_dp_attention": False,
+    "disaggregation_mode": "null",
+    "kv_cache_dtype": "auto",
+}
+_FLAGS = {
+    "disable_radix_cache": False,
+    "enable_hierarchical_cache": False,
+    "is_hybrid_swa": False,
+    "is_hybrid_ssm": False,
+}
+
+
+def _context(**changes):
+    flags = {**_FLAGS, **{name: value for name, value in changes.items() if name in _FLAGS}}
+    server = {**_PLAIN, **{name: value for name, value in changes.items() if name in _PLAIN}}
+    return SimpleNamespace(server_args=SimpleNamespace(**server), **flags)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"page_size": 64}, "--page-size 64"),
+        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"pp_size": 2}, "--pp-size"),
+        ({"enable_dp_attention": True}, "--enable-dp-attention"),
+        ({"disaggregation_mode": "decode"}, "disaggregated"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2"),
+        ({"disable_radix_cache": True}, "--disable-radix-cache"),
+        ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
+        ({"is_hybrid_swa": True}, "sliding windows"),
+        ({"is_hybrid_ssm": True}, "state-space"),
+    ],
+)
+def test_what_does_not_go_with_slabs_is_refused_by_name(change, named):
+    with pytest.raises(ConfigError, match=named):
+        plugin.build_tree(_context(**change))
+
+
+def test_nothing_of_a_plain_server_is_refused():
+    context = _context()
+    assert plugin.unsupported(context.server_args, context) == []
+
+
+def test_the_flags_it_looks_at_are_sglangs():
+    """A flag that was renamed would be an AttributeError only once a server starts."""
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+    from sglang.srt.server_args import ServerArgs
+
+    assert {*_PLAIN, "radix_cache_backend"} <= set(ServerArgs.__dataclass_fields__)
+    assert set(_FLAGS) <= set(TreeCacheBuildContext.__dataclass_fields__)
