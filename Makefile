@@ -1,5 +1,5 @@
-# Everything runs in .venv, which the first target that needs it creates; only the kernels' tests
-# have their own, because torch and what it needs of CUDA take 5 GB.
+# Everything runs in .venv, which the first target that needs it creates; only the tests of the
+# kernels and of the SGLang plugin have their own, because torch and its CUDA libraries take 5 GB.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,10 +7,12 @@ GPU_VENV := .venv-gpu
 GPU_BIN := $(GPU_VENV)/bin
 # Triton 3.6's interpreter takes arrays of one element for scalars, which NumPy 2.4 refuses.
 KERNEL_NUMPY := numpy<2.4
+SGLANG_TESTS := tests/sglang_plugin
+SGLANG := sglang==0.5.17 torchvision==0.26.0
 STRICT := granikv.core granikv.sim granikv.cost_models granikv.traces
 SERVER := --model llama-3.1-8b --gpu h200-sxm
 
-.PHONY: plan test kernels lint types wheel clean
+.PHONY: plan test kernels test-sglang lint types wheel clean
 
 # A real trace, whose prompts share little, and an agent workload, where a HOT pool pays.
 plan: $(VENV)/base.stamp
@@ -24,6 +26,10 @@ test: $(VENV)/dev.stamp
 # Needs no GPU: Triton's interpreter runs the kernels, its compiler builds them for sm_80 and sm_90.
 kernels: $(GPU_VENV)/dev.stamp
 	$(GPU_BIN)/python -m pytest tests/kernels -m "not gpu"
+
+# Needs no GPU: the plugin's scheduler side in the real SGLang package.
+test-sglang: $(GPU_VENV)/sglang.stamp
+	$(GPU_BIN)/python -m pytest $(SGLANG_TESTS)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
@@ -56,4 +62,9 @@ $(VENV)/dev.stamp: pyproject.toml | $(BIN)/python
 
 $(GPU_VENV)/dev.stamp: pyproject.toml | $(GPU_BIN)/python
 	$(GPU_BIN)/pip install --quiet --disable-pip-version-check -e '.[gpu,dev]' '$(KERNEL_NUMPY)'
+	touch $@
+
+$(GPU_VENV)/sglang.stamp: $(SGLANG_TESTS)/requirements.txt $(GPU_VENV)/dev.stamp
+	$(GPU_BIN)/pip install --quiet --disable-pip-version-check -r $(SGLANG_TESTS)/requirements.txt
+	$(GPU_BIN)/pip install --quiet --disable-pip-version-check --no-deps $(SGLANG)
 	touch $@
