@@ -1,4 +1,4 @@
-"""What SGLang's plugin loader calls: names our radix cache and hooks the allocator in.
+"""What SGLang's plugin loader calls: names our radix cache, hooks in the allocator and promotions.
 
 SGLang logs and swallows whatever a plugin raises while it loads, so nothing is decided here: the
 server chooses GraniKV with `--radix-cache-backend granikv`, and what is built then raises for
@@ -18,6 +18,7 @@ from granikv.core.admission import make_admission
 from granikv.core.config import PoolConfig
 from granikv.core.errors import ConfigError
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator
+from granikv.sglang_plugin.promotion import promote_ready
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
 BACKEND = "granikv"
@@ -27,6 +28,7 @@ _ALLOCATOR_BUILDER = (
     "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
     "._build_token_to_kv_pool_allocator"
 )
+_STEP = "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run"
 
 
 def register() -> None:
@@ -42,6 +44,7 @@ def register() -> None:
         )
     register_radix_cache_backend(BACKEND, build_tree)
     HookRegistry.register(_ALLOCATOR_BUILDER, build_allocator, HookType.AROUND)
+    HookRegistry.register(_STEP, promote_ready, HookType.BEFORE)
 
 
 def build_tree(context: TreeCacheBuildContext) -> GraniRadixCache:

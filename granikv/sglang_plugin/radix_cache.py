@@ -36,12 +36,14 @@ class HotMove:
     """A promotion that the caller has to carry out before it calls the allocator again.
 
     Attributes:
-        start: first token of the node on its path.
+        node: that is HOT now.
+        start: its first token on its path.
         src: COLD slots that were freed, int32 `[n]`; KV is copied from here, and every holder of
             these slots is to hold `dst` instead.
         dst: HOT slots, int32 `[n]`.
     """
 
+    node: TreeNode
     start: int
     src: Slots
     dst: Slots
@@ -117,6 +119,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         self._hot: dict[int, TreeNode] = {}
         self._uses: dict[int, _Use] = {}
         self._moves: list[HotMove] = []
+        self._candidates: dict[int, Any] = {}
         super().__init__(params)
 
     @property
@@ -131,6 +134,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         self._hot.clear()
         self._uses.clear()
         self._moves.clear()
+        self._candidates.clear()
 
     def protected_size(self) -> int:
         """Tokens that neither a request alone nor the free list nor eviction accounts for."""
@@ -154,6 +158,28 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
             )
             if node.id in self._hot:
                 self.directory.touch(node.id, now_s)
+        self._candidates[id(req)] = req
+
+    def cache_finished_req(
+        self, req: Any, is_insert: bool = True, *, kv_len_to_handle: int
+    ) -> None:
+        """As SGLang's, for a request that ends, is aborted or retracted."""
+        self._candidates.pop(id(req), None)
+        super().cache_finished_req(req, is_insert, kv_len_to_handle=kv_len_to_handle)
+
+    def take_candidates(self) -> list[TreeNode]:
+        """Ends of the paths that have been used since the last call and are still held."""
+        nodes = {req.last_node.id: req.last_node for req in self._candidates.values()}
+        self._candidates.clear()
+        return list(nodes.values())
+
+    def holds(self, last_node: TreeNode, node: TreeNode) -> bool:
+        """Whether the path down to `last_node` goes through `node`."""
+        while last_node is not self.root_node:
+            if last_node is node:
+                return True
+            last_node = last_node.parent
+        return False
 
     def _path(self, node: TreeNode) -> list[TreeNode]:
         """From below the root down to `node`."""
@@ -287,7 +313,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         node.value = allocator.to_device(dst)
         self._hot[node.id] = node
         self.directory.bind(node.id, reservation, member.length, locks=1 if node.lock_ref else 0)
-        self._moves.append(HotMove(member.start, src, dst))
+        self._moves.append(HotMove(node, member.start, src, dst))
 
     def hot_nodes(self) -> Iterator[TreeNode]:
         """All HOT nodes."""

@@ -24,12 +24,14 @@ from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
 _LOAD = """
 import json
 from sglang.srt.plugins import load_plugins
+from sglang.srt.managers import scheduler
 from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.mem_cache.registry import registered_radix_cache_backends
 
 def is_hooked():
     build = kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator
-    return hasattr(build, "__wrapped__")
+    step = scheduler.Scheduler.get_next_batch_to_run
+    return [hasattr(call, "__wrapped__") for call in (build, step)]
 
 before = is_hooked()
 load_plugins()
@@ -44,7 +46,7 @@ def test_sglang_finds_the_plugin_and_its_hook_takes_hold():
     assert done.returncode == 0, done.stderr[-2000:]
     backends, *is_hooked = json.loads(done.stdout.splitlines()[-1])
     assert plugin.BACKEND in backends
-    assert is_hooked == [False, True]
+    assert is_hooked == [[False, False], [True, True]]
 
 
 def test_another_version_of_sglang_is_refused(monkeypatch):

@@ -1,9 +1,9 @@
 """The radix tree with HOT nodes, on the real SGLang package, against SGLang's own tree."""
 
 from array import array
+from contextlib import nullcontext
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -26,6 +26,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, RadixKey  # noqa: E402
 
 from granikv.core.admission import PaperAdmission, SharedAdmission  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
+from granikv.sglang_plugin.promotion import promote_ready  # noqa: E402
 from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
 
 ROWS, CONTEXT = 8, 64
@@ -118,32 +119,30 @@ class MarkedServer(Server):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.kv = np.zeros(self.allocator.size + 1, np.int64)
+        self.kv = torch.zeros(self.allocator.size + 1, dtype=torch.int64)
+        self.other_kv = self.kv.clone()
+        pool = SimpleNamespace(k_buffer=[self.kv, self.other_kv], v_buffer=[])
+        self.allocator._kvcache = pool
+        stream = SimpleNamespace(wait_stream=lambda _: None)
+        self.scheduler = SimpleNamespace(
+            tree_cache=self.tree,
+            running_batch=SimpleNamespace(reqs=self.running),
+            last_batch=None,
+            chunked_req=None,
+            forward_stream=stream,
+            schedule_stream=stream,
+            forward_stream_ctx=nullcontext(),
+        )
 
     def write(self, req, start, slots):
         super().write(req, start, slots)
         tokens = list(req.origin_input_ids) + list(req.output_ids)
         for i, slot in enumerate(slots.tolist()):
-            self.kv[slot] = mark(tokens[: start + i + 1])
+            self.kv[slot] = self.other_kv[slot] = mark(tokens[: start + i + 1])
 
-    def promote(self, req):
-        """What the plugin does between two steps: copy, then remap every holder."""
-        for move in self.tree.promote(req.last_node):
-            self.kv[move.dst] = self.kv[move.src]
-            moved = np.arange(self.allocator.size + 1)
-            moved[move.src] = move.dst
-            moved = torch.from_numpy(moved)
-            for other in self.running:
-                row = self.rows.req_to_token[other.req_pool_idx]
-                if node_in_path(self.tree, move, other):
-                    row[:] = moved[row.long()].to(row.dtype)
-                    other.prefix_indices = moved[other.prefix_indices]
-
-
-def node_in_path(tree, move, req):
-    """Whether the request reads the moved slots: its path has them at the node's place."""
-    row = tree.req_to_token_pool.req_to_token[req.req_pool_idx]
-    return row[move.start : move.start + len(move.src)].tolist() == move.src.tolist()
+    def promote(self):
+        """What the plugin does before every step."""
+        promote_ready(self.scheduler)
 
 
 def mark(tokens):
@@ -191,11 +190,10 @@ class TreeMachine(RuleBasedStateMachine):
     def finish(self, pick, is_insert):
         self.server.finish(self.pick(pick), is_insert)
 
-    @precondition(lambda self: self.some_run)
-    @rule(pick=PICK)
-    def promote(self, pick):
+    @rule()
+    def promote(self):
         self.now_s += 1.0
-        self.server.promote(self.pick(pick))
+        self.server.promote()
 
     @precondition(lambda self: self.server.tree.evictable_leaves)
     @rule(count=st.integers(1, 30))
@@ -232,6 +230,8 @@ class TreeMachine(RuleBasedStateMachine):
             row = self.server.rows.req_to_token[req.req_pool_idx]
             for i in range(len(tokens)):
                 assert self.server.kv[row[i]] == mark(tokens[: i + 1])
+            assert torch.equal(self.server.kv[row.long()], self.server.other_kv[row.long()])
+            assert req.prefix_indices.tolist() == row[: len(req.prefix_indices)].tolist()
 
     @invariant()
     def every_cached_token_is_where_the_tree_says(self):
@@ -350,7 +350,7 @@ def test_an_idle_hot_prefix_gives_way_to_a_shared_one():
     for first in (1, 2):
         for last in (7, 8):
             assert server.admit([first] * 10 + [last], 30)
-        server.promote(server.running[0])
+        server.promote()
         assert allocator.core.hot_used == 10
         hot = {node.key.token_ids[0] for node in server.tree.hot_nodes()}
         assert hot == {first}
@@ -366,7 +366,7 @@ def test_cold_pressure_leaves_an_older_idle_slab_alone():
     )
     server = MarkedServer(allocator, GraniRadixCache)
     assert server.admit([1] * 8, 30)
-    server.promote(server.running[0])
+    server.promote()
     server.finish(server.running[0], True)
     for first in (2, 3):
         assert server.admit([first] * 8, 30)
@@ -380,3 +380,17 @@ def test_cold_pressure_leaves_an_older_idle_slab_alone():
     tree.evict(EvictParams(num_tokens=1000))
     assert allocator.available_size() == 32
     assert [len(node.key) for node in tree.hot_nodes()] == [8]
+
+
+def test_a_request_that_has_ended_is_no_candidate():
+    """Its path may be evicted before the next step looks at it."""
+    allocator = HotColdTokenAllocator(
+        40, torch.int64, "cpu", None, False, hot_tokens=8, admission=PaperAdmission()
+    )
+    server = MarkedServer(allocator, GraniRadixCache)
+    for first in (1, 2):
+        assert server.admit([first] * 8, 30)
+    server.finish(server.running[0], True)
+    ends = server.tree.take_candidates()
+    assert ends == [server.running[0].last_node]
+    assert server.tree.take_candidates() == []
