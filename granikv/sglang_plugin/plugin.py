@@ -59,6 +59,12 @@ def build_tree(context: TreeCacheBuildContext) -> GraniRadixCache:
             f"--radix-cache-backend {BACKEND} does not go with {', '.join(problems)}; "
             "leave that out, or the backend"
         )
+    admission = PoolConfig.from_variables(os.environ, VARIABLES).admission
+    if context.tp_size > 1 and admission == "value":
+        raise ConfigError(
+            f"{VARIABLES}ADMISSION=value weighs seconds, which differ between tensor-parallel "
+            f"ranks, so they might place different prefixes; set {VARIABLES}ADMISSION=shared"
+        )
     return GraniRadixCache(context.params)
 
 

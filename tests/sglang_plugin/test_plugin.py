@@ -116,7 +116,8 @@ _FLAGS = {
 def _context(**changes):
     flags = {**_FLAGS, **{name: value for name, value in changes.items() if name in _FLAGS}}
     server = {**_PLAIN, **{name: value for name, value in changes.items() if name in _PLAIN}}
-    return SimpleNamespace(server_args=SimpleNamespace(**server), **flags)
+    tp_size = changes.get("tp_size", 1)
+    return SimpleNamespace(server_args=SimpleNamespace(**server), tp_size=tp_size, **flags)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +140,15 @@ def test_what_does_not_go_with_slabs_is_refused_by_name(change, named):
         plugin.build_tree(_context(**change))
 
 
+def test_ranks_may_not_decide_by_their_own_clocks(monkeypatch):
+    """The default policy weighs seconds; the refusal names one that does not."""
+    with pytest.raises(ConfigError, match="GRANIKV_ADMISSION=shared"):
+        plugin.build_tree(_context(tp_size=2))
+    monkeypatch.setenv("GRANIKV_ADMISSION", "shared")
+    with pytest.raises(AttributeError, match="params"):  # it goes on to build the tree
+        plugin.build_tree(_context(tp_size=2))
+
+
 def test_nothing_of_a_plain_server_is_refused():
     context = _context()
     assert plugin.unsupported(context.server_args, context) == []
@@ -150,4 +160,4 @@ def test_the_flags_it_looks_at_are_sglangs():
     from sglang.srt.server_args import ServerArgs
 
     assert {*_PLAIN, "radix_cache_backend"} <= set(ServerArgs.__dataclass_fields__)
-    assert set(_FLAGS) <= set(TreeCacheBuildContext.__dataclass_fields__)
+    assert {*_FLAGS, "tp_size"} <= set(TreeCacheBuildContext.__dataclass_fields__)
