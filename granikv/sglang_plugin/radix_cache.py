@@ -146,8 +146,11 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
         """As SGLang's; a prompt that is complete counts as a use of its whole path."""
         super().cache_unfinished_req(req, chunked)
-        if chunked:
-            return
+        if not chunked:
+            self.count_use(req)
+
+    def count_use(self, req: Any) -> None:
+        """A request has run on its path, which is looked at before the next step."""
         now_s = self._now_s()
         for node in self._path(req.last_node):
             use = self._uses.get(node.id)
