@@ -1,10 +1,13 @@
 """fit_fused: what an overlapped launch takes beyond its work, from rows of the whole operator."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 from granikv.cost_models.fit.held_out import ErrorSummary, folds_of, summarise
@@ -47,12 +50,9 @@ def fit_fused(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> Fus
     `frame` holds rows of `own_rows.operator_rows` that ran dense; of each batch the fastest
     overlapped call counts. `params` has everything but this term.
     """
-    calls = frame.filter("is_overlapped").sort("time_us").unique(CELL, keep="first")
-    calls = calls.sort(CELL)
-    measured = calls["time_us"].to_numpy() * 1e3
+    calls = _fastest_overlapped(frame)
+    measured, names = _measured_ns(calls), _shape_names(calls)
     work = np.array(work_ns(calls, params, hardware))
-    shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
-    names = shape.to_series().to_numpy()
     latency = _latency_ns(measured, work)
     held_out = np.empty(len(measured))
     fold = folds_of(names)
@@ -81,9 +81,8 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
     `frame` holds rows of `own_rows.operator_rows` that ran as cascades in one overlapped launch;
     `params` has everything else, the fused latency included.
     """
-    calls = frame.filter("is_overlapped").sort("time_us").unique(CELL, keep="first")
-    calls = calls.sort(CELL)
-    measured = calls["time_us"].to_numpy() * 1e3
+    calls = _fastest_overlapped(frame)
+    measured, names = _measured_ns(calls), _shape_names(calls)
     times = np.array(
         [
             work_ns(calls, slowed(params, share), hardware, Mode.CASCADE)
@@ -92,8 +91,6 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
     )
     times += params.terms.fused_latency_ns.value
     errors = np.abs(times / measured - 1)
-    shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
-    names = shape.to_series().to_numpy()
     held_out, fold = np.empty(len(measured)), folds_of(names)
     for held in np.unique(fold):
         hidden = fold == held
@@ -107,20 +104,16 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
 
 def slowed(params: GpuParams, share: float) -> GpuParams:
     """The same parameters with a share of a cascade's rates."""
-    items = {name: getattr(params.terms, name) for name in _CASCADE_RATES}
-    changed = {
-        name: item.model_copy(update={"value": item.value * share}) for name, item in items.items()
-    }
-    return params.model_copy(update={"terms": params.terms.model_copy(update=changed)})
+    return _with_values(
+        params, {name: getattr(params.terms, name).value * share for name in _CASCADE_RATES}
+    )
 
 
 def work_ns(
     calls: pl.DataFrame, params: GpuParams, hardware: Hardware, mode: Mode = Mode.DENSE
 ) -> list[float]:
     """Predicted attention time of one layer's fused call without its launch."""
-    fused = params.terms.fused_latency_ns.model_copy(update={"value": 0.0})
-    terms = params.terms.model_copy(update={"fused_latency_ns": fused})
-    params = params.model_copy(update={"terms": terms})
+    params = _with_values(params, {"fused_latency_ns": 0.0})
     costs: dict[tuple[int, ...], StepCost] = {}
     times = []
     for q, kv, head_dim, rows, segments_json, private in calls.select(CELL).iter_rows():
@@ -135,6 +128,31 @@ def work_ns(
         _, a, b = line[piece_at(line, private)]
         times.append((a + b * private) / costs[heads].model.layers)
     return times
+
+
+def _with_values(params: GpuParams, values: Mapping[str, float]) -> GpuParams:
+    terms = params.terms
+    items = {
+        name: getattr(terms, name).model_copy(update={"value": value})
+        for name, value in values.items()
+    }
+    return params.model_copy(update={"terms": terms.model_copy(update=items)})
+
+
+def _fastest_overlapped(frame: pl.DataFrame) -> pl.DataFrame:
+    """One call of each batch."""
+    calls = frame.filter("is_overlapped").sort("time_us").unique(CELL, keep="first")
+    return calls.sort(CELL)
+
+
+def _measured_ns(calls: pl.DataFrame) -> FloatArray:
+    return calls["time_us"].to_numpy() * 1e3
+
+
+def _shape_names(calls: pl.DataFrame) -> NDArray[Any]:
+    """What is held out together: heads and prefix length."""
+    shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
+    return shape.to_series().to_numpy()
 
 
 def _latency_ns(measured: FloatArray, work: FloatArray) -> float:

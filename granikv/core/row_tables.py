@@ -107,8 +107,7 @@ def _runs(path: HotPath, readers: dict[int, int]) -> list[Run]:
 def _reachable(found: Iterable[list[Run]], most: int) -> dict[Run, int]:
     """The runs that save most, without those below one that is left out, by base with an index."""
     paths = list(found)
-    by_weight = sorted({run for runs in paths for run in runs}, key=_weight)[:most]
-    heavy = dict.fromkeys(by_weight, 0)
+    heavy = set(sorted({run for runs in paths for run in runs}, key=_weight)[:most])
     reached = {run for runs in paths for run in _upper(runs, heavy)}
     return {run: index for index, run in enumerate(sorted(reached))}
 
