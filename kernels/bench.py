@@ -23,8 +23,7 @@ from typing import Protocol, TextIO
 
 from granikv.kernels.bench_figures import read_lines, summary
 from granikv.kernels.bench_points import TIERS, Backend, Cell, Job, jobs, plan_calls
-from granikv.kernels.shapes import Columns
-from granikv.kernels.sweep import Machine, clock_reader, introduce, row_record
+from granikv.kernels.sweep import Machine, add_run_options, clock_reader, introduce, record_of
 from granikv.kernels.sweep_points import Point, sweep_points
 
 SOURCE = "granikv.kernels.bench"
@@ -48,18 +47,6 @@ class Device(Protocol):
 
     def check_device(self) -> None:
         """Raise where the device is broken."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A cell as a page size shows it."""
-
-    cell: Cell
-    page_size: int
-
-    def columns(self) -> Columns:
-        """Row columns of the batch."""
-        return self.cell.columns(self.page_size)
 
 
 @dataclass(slots=True)
@@ -149,7 +136,8 @@ def _measure(
             outcome.absent[backend.name] = _first_line(problem)
         device.check_device()
         return
-    _write(out, job.op(backend), backend, Shape(job.cell, backend.page_size), times_us, machine)
+    sizes = job.cell.columns(backend.page_size)
+    _write(out, record_of(job.op(backend), backend.name, sizes, times_us, machine, SOURCE))
     outcome.written += 1
     page = f" page {backend.page_size}" if backend.page_size > 1 else ""
     print(
@@ -158,11 +146,7 @@ def _measure(
     )
 
 
-def _write(
-    out: TextIO, op: str, backend: Backend, shape: Shape, times_us: list[float], machine: Machine
-) -> None:
-    point = Point("bench", 1, op, backend.name, shape)  # type: ignore[arg-type]
-    record = {**row_record(point, times_us, machine), "source": SOURCE}
+def _write(out: TextIO, record: dict[str, object]) -> None:
     out.write(json.dumps(record) + "\n")
     out.flush()
 
@@ -171,7 +155,8 @@ def run_roofs(device: Device, machine: Machine, out: TextIO) -> None:
     """Measure what the card reads, copies and multiplies in this run."""
     for point in sweep_points(["roof"]):
         times_us = device.measure_point(point)
-        out.write(json.dumps({**row_record(point, times_us, machine), "source": SOURCE}) + "\n")
+        sizes = point.shape.columns()
+        _write(out, record_of(point.op, point.backend, sizes, times_us, machine, SOURCE))
         print(f"         {median(times_us):8.1f} us  {point.op}", flush=True)
 
 
@@ -193,7 +178,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(summary(read_lines(options.summary)))
         return 0
     try:
-        planned = jobs(TIERS if options.tier == "all" else options.tier.split(","))
+        planned = jobs_of(options.tier)
     except ValueError as error:
         _parser().error(str(error))
     if options.dry_run:
@@ -206,6 +191,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     without = tuple(filter(None, options.without.split(",")))
     return run(planned, options.out, options.budget_s, options.gpu, options.seed, without)
+
+
+def jobs_of(tier: str) -> list[Job]:
+    """Jobs of `all` tiers, or of some with commas.
+
+    Raises:
+        ValueError: no such tier.
+    """
+    return jobs(TIERS if tier == "all" else tier.split(","))
 
 
 def device_problem() -> str | None:
@@ -258,17 +252,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m granikv.kernels.bench",
         description="Measure decode attention over shared prefixes beside the libraries.",
     )
-    parser.add_argument("--out", type=Path, default=Path("bench.jsonl"), help="appended to")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="wall seconds, set-up too")
+    add_run_options(parser, Path("bench.jsonl"), "cell")
     parser.add_argument(
         "--tier", default="all", help=f"all, or some of {', '.join(TIERS)}, with commas"
     )
     parser.add_argument("--without", default="", help="backends to leave out, with commas")
-    parser.add_argument("--gpu", default="h200-sxm", help="name of the hardware file")
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--summary", type=Path, help="print the figures of rows, measure nothing")
-    parser.add_argument("--dry-run", action="store_true", help="count cells and guess seconds")
-    parser.add_argument("--list", action="store_true", help="with --dry-run: name every cell")
     return parser
 
 

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from granikv.kernels.schedule import point_s
+from granikv.kernels.shapes import Columns
 from granikv.kernels.sweep_points import PARTS, Point, sweep_points
 
 if TYPE_CHECKING:
@@ -78,19 +79,26 @@ class Outcome:
 
 
 def row_record(point: Point, times_us: list[float], machine: Machine) -> dict[str, object]:
+    """The row of a point of the sweep."""
+    return record_of(point.op, point.backend, point.shape.columns(), times_us, machine, SOURCE)
+
+
+def record_of(
+    op: str, backend: str, sizes: Columns, times_us: list[float], machine: Machine, source: str
+) -> dict[str, object]:
     """One measured row with the columns of `granikv.cost_models.rows`, in their order."""
     return {
-        "op": point.op,
-        "backend": point.backend,
+        "op": op,
+        "backend": backend,
         "gpu": machine.gpu,
         "dtype": "bfloat16",
         **_EMPTY_SIZES,
-        **point.shape.columns(),
+        **sizes,
         "times_us": [round(time_us, 4) for time_us in times_us],
         "versions_json": json.dumps(machine.versions),
         "clocks": machine.read_clocks(),
         "date": machine.date,
-        "source": SOURCE,
+        "source": source,
     }
 
 
@@ -236,17 +244,22 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m granikv.kernels.sweep",
         description="Measure GEMM, attention and copy kernels on one GPU and write measured rows.",
     )
-    parser.add_argument("--out", type=Path, default=Path("sweep.jsonl"), help="appended to")
-    parser.add_argument("--budget-s", type=float, default=480.0, help="wall seconds, set-up too")
+    add_run_options(parser, Path("sweep.jsonl"), "point")
     parser.add_argument(
         "--part", default="all", help=f"all, or some of {', '.join(PARTS)}, with commas"
     )
+    parser.add_argument("--no-check", dest="check", action="store_false")
+    return parser
+
+
+def add_run_options(parser: argparse.ArgumentParser, out: Path, unit: str) -> None:
+    """Options of every program that measures one `unit` after another into rows."""
+    parser.add_argument("--out", type=Path, default=out, help="appended to")
+    parser.add_argument("--budget-s", type=float, default=480.0, help="wall seconds, set-up too")
     parser.add_argument("--gpu", default="h200-sxm", help="name of the hardware file")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-check", dest="check", action="store_false")
-    parser.add_argument("--dry-run", action="store_true", help="count points and guess seconds")
-    parser.add_argument("--list", action="store_true", help="with --dry-run: name every point")
-    return parser
+    parser.add_argument("--dry-run", action="store_true", help=f"count {unit}s and guess seconds")
+    parser.add_argument("--list", action="store_true", help=f"with --dry-run: name every {unit}")
 
 
 if __name__ == "__main__":

@@ -32,18 +32,17 @@ def command(
 
     Every result is compared with FA3's, and FA3's with float64, before it is timed.
     """
-    from granikv.kernels import bench, bench_figures, bench_points
+    from granikv.kernels import bench, bench_figures
 
     if summary is not None:
         if not summary.is_file():
             raise ConfigError(f"{summary} is not a file of measured rows.")
         say(bench_figures.summary(bench_figures.read_lines(summary)))
         return 0
-    names = bench_points.TIERS if tier == "all" else tuple(tier.split(","))
-    if unknown := sorted(set(names) - set(bench_points.TIERS)):
-        known = ", ".join(bench_points.TIERS)
-        raise ConfigError(f"--tier must be all or some of {known}, got {', '.join(unknown)}.")
-    planned = bench_points.jobs(names)
+    try:
+        planned = bench.jobs_of(tier)
+    except ValueError as error:
+        raise ConfigError(f"--{error}.") from None
     if dry_run:
         say(*bench.plan_lines(planned))
         return 0
