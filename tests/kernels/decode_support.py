@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 
 from granikv.kernels.reference import decode_error_bound, decode_reference
@@ -20,6 +21,17 @@ from granikv.kernels.tables import (
 MODES = {"paged": MODE_PAGED, "cascade": MODE_CASCADE, "dense": MODE_DENSE}
 PLANNED = ("overlap", "prefix")  # choices of a plan; the others are of a layer
 POISON = float("nan")  # in every slot that belongs to nobody
+SMALL = Heads(4, 2, 64)
+
+# Marks of tests that Triton's interpreter runs.
+INTERPRETED = [
+    pytest.mark.skipif(
+        torch.cuda.is_available(),
+        reason="runs in Triton's interpreter, which a CUDA device replaces",
+    ),
+    # Triton's interpreter makes numbers of one-element arrays.
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
+]
 
 
 class Shared(NamedTuple):
@@ -123,6 +135,12 @@ def make_batch(
     q[:] = (randn(rows, heads.q).float() * spread).to(dtype)
     tables = tables_of(segments, own, None, rows, width, groups, device)
     return Batch(heads, q, pool(), pool(), tuple(segments), tuple(own), tables)
+
+
+def mixed_batch(mode: str = "dense", **changes: Any) -> Batch:
+    """Two slabs of different length, a nested one, a row without a slab, an empty row, padding."""
+    shared = [Shared(203, (0, 1, 2), mode), Shared(131, (4, 5), mode), Shared(17, (1, 2), mode)]
+    return make_batch(SMALL, shared, [5, 1, 0, 70, 33, 0, 0], rows=8, **changes)
 
 
 def operator(batch: Batch, **choices: Any) -> Any:

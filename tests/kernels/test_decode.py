@@ -11,43 +11,31 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 from decode_support import (  # noqa: E402
+    INTERPRETED,
     MODES,
     POISON,
+    SMALL,
     Shared,
     assert_near,
     assert_within_bound,
     attend,
     check,
     make_batch,
+    mixed_batch,
     operator,
     run_planned,
 )
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from granikv.kernels import fa3  # noqa: E402
 from granikv.kernels.reference import decode_error_bound, decode_reference  # noqa: E402
 from granikv.kernels.shapes import Heads  # noqa: E402
 from granikv.kernels.tables import DecodeTables, SharedSegment  # noqa: E402
 
-pytestmark = [
-    pytest.mark.skipif(
-        torch.cuda.is_available(),
-        reason="runs in Triton's interpreter, which a CUDA device replaces",
-    ),
-    # Triton's interpreter makes numbers of one-element arrays.
-    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),
-]
+pytestmark = INTERPRETED
 
-SMALL = Heads(4, 2, 64)
 LAUNCHES = ("fused", "two_call")
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
-
-
-def _mixed(mode="dense", **changes):
-    """Two slabs of different length, a nested one, a row without a slab, an empty row, padding."""
-    shared = [Shared(203, (0, 1, 2), mode), Shared(131, (4, 5), mode), Shared(17, (1, 2), mode)]
-    return make_batch(SMALL, shared, [5, 1, 0, 70, 33, 0, 0], rows=8, **changes)
 
 
 # ------------------------------------------------------------------ values
@@ -56,7 +44,7 @@ def _mixed(mode="dense", **changes):
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("mode", sorted(MODES))
 def test_any_mix_of_rows_is_right(mode, launch):
-    batch = _mixed(mode)
+    batch = mixed_batch(mode)
     out, lse = check(batch, launch=launch)
     for empty in (6, 7):
         assert (out[empty] == 0).all()
@@ -65,7 +53,7 @@ def test_any_mix_of_rows_is_right(mode, launch):
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_modes_may_differ_in_one_batch(launch):
-    check(_mixed().with_tables(modes=[2, 0, 1]), launch=launch)
+    check(mixed_batch().with_tables(modes=[2, 0, 1]), launch=launch)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +94,7 @@ def test_four_levels_and_nothing_private(mode):
 
 
 def test_segments_need_not_come_first_in_a_row():
-    batch = _mixed()
+    batch = mixed_batch()
     tables = batch.tables
     for name in ("segment_base", "segment_length", "segment_group"):
         table = getattr(tables, name)
@@ -133,7 +121,7 @@ def test_steep_softmax():
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_lse_is_base_e(launch):
     """Equal scores: the log of the number of tokens, whatever the pieces."""
-    batch = _mixed()
+    batch = mixed_batch()
     batch.q[:] = 0
     _, lse = attend(batch, launch=launch)
     tokens = batch.tables.segment_length.sum(1) + batch.tables.private_length
@@ -147,7 +135,7 @@ def test_lse_is_base_e(launch):
 
 
 def test_strides_of_pools_queries_and_results():
-    batch = _mixed(row_gap=24)
+    batch = mixed_batch(row_gap=24)
     assert batch.k.stride(0) == SMALL.kv * SMALL.dim + 24
     decode = operator(batch)
     decode.plan(batch.tables)
@@ -162,7 +150,7 @@ def test_strides_of_pools_queries_and_results():
 
 
 def test_garbage_behind_the_lengths_is_not_used():
-    batch = _mixed()
+    batch = mixed_batch()
     want = attend(batch)
     tables = batch.tables
     beyond = torch.arange(tables.width)[None, :] >= tables.private_length[:, None]
@@ -176,7 +164,7 @@ def test_garbage_behind_the_lengths_is_not_used():
 
 
 def test_results_are_made_when_not_given_and_lse_is_optional():
-    batch = _mixed()
+    batch = mixed_batch()
     decode = operator(batch)
     decode.plan(batch.tables)
     for launch in LAUNCHES:
@@ -187,7 +175,7 @@ def test_results_are_made_when_not_given_and_lse_is_optional():
 
 
 def test_inputs_are_not_modified():
-    batch = _mixed()
+    batch = mixed_batch()
     inputs = [batch.q, batch.k, batch.v]
     inputs += [getattr(batch.tables, name) for name in DecodeTables.__dataclass_fields__]
     before = [x.clone() for x in inputs]
@@ -197,7 +185,7 @@ def test_inputs_are_not_modified():
 
 
 def test_wrong_arguments_are_refused():
-    batch = _mixed()
+    batch = mixed_batch()
     decode = operator(batch)
     decode.plan(batch.tables)
     args = (batch.q, batch.k, batch.v, batch.tables)
@@ -225,53 +213,13 @@ def test_a_part_that_the_device_lacks_is_refused_and_not_replaced(choice):
         attend(batch, launch="two_call", **choice)
 
 
-class _VarlenInTorch:
-    """FA3's call in float64, after its documentation; what it must not be asked for is NaN."""
-
-    def flash_attn_varlen_func(
-        self, q, k, v, q_starts, k_starts, *, max_seqlen_q, max_seqlen_k, seqused_k,
-        softmax_scale, num_splits, return_softmax_lse,
-    ):  # fmt: skip
-        out = torch.full_like(q, float("nan"), dtype=torch.float64)
-        lse = torch.full((q.shape[1], q.shape[0]), float("nan"), dtype=torch.float64)
-        group = q.shape[1] // k.shape[1]
-        ends = q_starts[1:].tolist()
-        starts = zip(q_starts.tolist(), ends, k_starts.tolist(), seqused_k.tolist(), strict=False)
-        for first, end, slot, tokens in starts:
-            assert end - first <= max_seqlen_q
-            assert tokens <= max_seqlen_k
-            if tokens == 0 or end == first:
-                continue
-            keys = k[slot : slot + tokens].double().repeat_interleave(group, 1)
-            values = v[slot : slot + tokens].double().repeat_interleave(group, 1)
-            scores = torch.einsum("qhd,thd->hqt", q[first:end].double(), keys) * softmax_scale
-            lse[:, first:end] = torch.logsumexp(scores, -1)
-            out[first:end] = torch.einsum("hqt,thd->qhd", scores.softmax(-1), values)
-        return out.to(torch.float32), lse.to(torch.float32)
-
-
-def test_fa3_gets_every_dense_segment_and_nothing_else(monkeypatch):
-    """Its kernel needs a card; what goes in and what becomes of its results does not."""
-    monkeypatch.setattr(fa3, "load", _VarlenInTorch)
-    check(_mixed(), prefix="fa3")
-    shared = [Shared(200, (0, 2, 3)), Shared(150, (1, 5), "cascade"), Shared(260, (4, 1))]
-    batch = make_batch(SMALL, shared, [5, 0, 17, 1, 30, 2], rows=8, groups=16)
-    decode = operator(batch)
-    check(batch, decode, prefix="fa3")
-    check(batch.with_tables([], batch.private_slots), decode, prefix="fa3")
-    with pytest.raises(NotImplementedError, match="needs a CUDA device"):
-        attend(batch, decode, prefix="fa3", overlap="split")
-    with pytest.raises(NotImplementedError, match="splits segments"):
-        attend(batch, operator(batch, deterministic=True), prefix="fa3")
-
-
 # ------------------------------------------------------------------ one operator, many steps
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_one_plan_serves_all_layers(launch):
     """Counters of the first layer must not be left over for the second."""
-    first = _mixed()
+    first = mixed_batch()
     second = replace(first, q=first.q.flip(0), k=first.k * 0.5, v=first.v.flip(2))
     decode = operator(first)
     decode.plan(first.tables)
@@ -300,7 +248,7 @@ def test_tables_may_change_between_steps(launch):
 
 
 def test_fewer_rows_than_the_operator_has_room_for():
-    batch = _mixed()
+    batch = mixed_batch()
     decode = operator(batch, max_rows=20, max_groups=12, max_private_tokens=200)
     check(batch, decode)
     small = make_batch(SMALL, [Shared(150, (0,))], [3, 2])
@@ -332,7 +280,7 @@ def test_a_segment_too_short_for_dense_is_still_right():
 
 
 def test_deterministic_bits_do_not_depend_on_the_batch():
-    batch = _mixed()
+    batch = mixed_batch()
     decode = operator(batch, deterministic=True)
     want = check(batch, decode)
     alone = batch.with_tables(
@@ -350,7 +298,7 @@ def test_deterministic_bits_do_not_depend_on_the_batch():
 @given(seed=st.integers(0, 2**16))
 def test_where_the_slots_lie_is_not_seen(seed):
     """The same tokens in other slots and slabs, and unused slots elsewhere: the same bits."""
-    batch = _mixed()
+    batch = mixed_batch()
     want = attend(batch)
     generator = torch.Generator().manual_seed(seed)
     shift = 1 + seed % 9
