@@ -55,9 +55,13 @@ class Batch:
         self.seqlens = _int32([tokens + cell.private_tokens for tokens in cell.row_tokens])
         self.private_lengths = torch.full_like(self.seqlens, cell.private_tokens)
 
+    def layer(self, number: int) -> tuple[Any, Any]:
+        """K and V `[slots, num_kv_heads, head_dim]`; layers that do not fit are others again."""
+        return self.layers[number % len(self.layers)]
+
     def pages(self, layer: int, page_size: int) -> tuple[Any, Any]:
         """K and V of a layer as `[pages, page_size, num_kv_heads, head_dim]`."""
-        k, v = self.layers[layer % len(self.layers)]
+        k, v = self.layer(layer)
         shape = (-1, page_size, *k.shape[1:])
         return k.view(shape), v.view(shape)
 
@@ -253,7 +257,7 @@ def _granikv(batch: Batch, operators: Operators, backend: Backend, calls: int) -
     launch = dict(backend.options).get("launch", "two_call")
 
     def call(layer: int) -> Call:
-        k, v = batch.layers[layer % len(batch.layers)]
+        k, v = batch.layer(layer)
         return lambda: operator.run(batch.q, k, v, tables, out=out, launch=launch)
 
     return _rotated(call, calls)
@@ -264,7 +268,7 @@ def _granikv_prefix(batch: Batch, operators: Operators, backend: Backend, calls:
     operator, tables, out = _planned(batch, operators, backend)
 
     def call(layer: int) -> Call:
-        k, v = batch.layers[layer % len(batch.layers)]
+        k, v = batch.layer(layer)
         return lambda: operator.prefix_pass(batch.q, k, v, tables)
 
     k, v = batch.layers[0]
@@ -278,7 +282,7 @@ def _granikv_private(batch: Batch, operators: Operators, backend: Backend, calls
     operator, tables, out = _planned(batch, operators, backend, "private")
 
     def call(layer: int) -> Call:
-        k, v = batch.layers[layer % len(batch.layers)]
+        k, v = batch.layer(layer)
 
         def run() -> Any:
             operator.private_pass(batch.q, k, v, tables, out)
@@ -327,7 +331,7 @@ def _rotated(call: Callable[[int], Call], calls: int, order: Any = None) -> Case
 
 
 def _segment_view(batch: Batch, layer: int) -> tuple[Any, Any]:
-    k, v = batch.layers[layer % len(batch.layers)]
+    k, v = batch.layer(layer)
     base = batch.cell.bases()[0]
     last = base + batch.cell.segments[0].tokens
     return k[base:last], v[base:last]
