@@ -31,6 +31,12 @@ _OVERLAP_COST = tl.constexpr(1.05)
 
 
 @triton.jit
+def _runs_dense(mode, tokens, with_dense, block: tl.constexpr):
+    """Whether a segment is marked dense and can run so; a cascade takes it if not."""
+    return (mode == 2) & (tokens >= block) & (with_dense != 0)
+
+
+@triton.jit
 def _cheapest_chunk(cost, chunk, parts, max_parts):
     """The chunk with the least cost among those whose parts fit; the longest one always does."""
     fits = parts <= max_parts
@@ -203,7 +209,7 @@ def plan_step(
     tokens_of_group = tl.load(length + g)
     mode = tl.load(group_mode + g, g < groups, other=0)
     used = of_group > 0
-    dense = used & (mode == 2) & (tokens_of_group >= DENSE_BLOCK) & (with_dense != 0)
+    dense = used & _runs_dense(mode, tokens_of_group, with_dense, DENSE_BLOCK)
     cascade = used & (mode != 0) & (dense == 0)
     own = tl.load(private_length + row, live_row, other=0)
     dense_tokens = tl.sum(
@@ -246,7 +252,7 @@ def plan_step(
     paged = held & (entry_mode == 0)
     pieces = tl.where(paged, tokens, tl.where((level == LEVELS)[None, :], own[:, None], 0))
     private_chunk = _private_chunk(pieces, max_parts, fixed_private_chunk, HKV, SLOTS)
-    entry_dense = held & (entry_mode == 2) & (tokens >= DENSE_BLOCK) & (with_dense != 0)
+    entry_dense = held & _runs_dense(entry_mode, tokens, with_dense, DENSE_BLOCK)
     entry_chunk = tl.where(entry_dense, dense_chunk, cascade_chunk)
     entry_chunk = tl.where(paged, private_chunk, entry_chunk)
     cuts = tl.where(held, (tokens + entry_chunk - 1) // entry_chunk, 0)

@@ -164,6 +164,13 @@ def _attend(
 
 
 @gluon.jit
+def _store_part(part_out, part_lse, o, o_lse, at, d, live, D: gl.constexpr):
+    """Write a partial result: `o [D, N]` and its LSE `[N]`, from `at` on in units of a head."""
+    gl.store(part_out + at[None, :] * D + d[:, None], o, live[None, :] & (d < D)[:, None])
+    gl.store(part_lse + at, o_lse, live)
+
+
+@gluon.jit
 def _private_tile(
     q, k, v, out, lse, part_out, part_lse, items, private_slots, work, q_smem, k_smem, v_smem,
     scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head, width,
@@ -199,8 +206,7 @@ def _private_tile(
             gl.store(lse + row.to(gl.int64) * lse_row + q_head * lse_head, o_lse, live)
     else:
         at = part.to(gl.int64) * HQ + q_head
-        gl.store(part_out + at[None, :] * D + d[:, None], o, seen)
-        gl.store(part_lse + at, o_lse, live)
+        _store_part(part_out, part_lse, o, o_lse, at, d, live, D)
 
 
 @gluon.jit
@@ -233,8 +239,7 @@ def _cascade_tile(
     entry = gl.load(members + first + m // GROUP, live, other=0)
     part = gl.load(entry_part + entry, live, other=0) + cut
     at = part.to(gl.int64) * HQ + head * GROUP + m % GROUP
-    gl.store(part_out + at[None, :] * D + d[:, None], o, live[None, :] & (d < D)[:, None])
-    gl.store(part_lse + at, o_lse, live)
+    _store_part(part_out, part_lse, o, o_lse, at, d, live, D)
 
 
 @gluon.jit

@@ -172,6 +172,15 @@ def store_result(
 
 
 @triton.jit
+def _merged(peak, total, acc):
+    """As `_finish`, of parts: their peaks are base e."""
+    some = total > 0
+    out = acc / tl.where(some, total, 1.0)[:, None]
+    lse = tl.where(some, peak + tl.log(tl.where(some, total, 1.0)), float("-inf"))
+    return out, lse
+
+
+@triton.jit
 def merge_parts(
     part_out, part_lse, first, count, q_head, live, HQ: tl.constexpr, M: tl.constexpr,
     D: tl.constexpr, DP: tl.constexpr,
@@ -200,10 +209,7 @@ def merge_parts(
         total = total * shrink + weight
         acc = acc * shrink[:, None] + out * weight[:, None]
         peak = higher
-    some = total > 0
-    out = acc / tl.where(some, total, 1.0)[:, None]
-    lse = tl.where(some, peak + tl.log(tl.where(some, total, 1.0)), float("-inf"))
-    return out, lse
+    return _merged(peak, total, acc)
 
 
 @triton.jit
@@ -228,18 +234,16 @@ def merge_row(
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, DP], tl.float32)
     for i in range(0, count, 4):
-        lse0, o0 = _part_of_row(
-            part_out, part_lse, first, i, count, q_head, live, offs_d, HQ, D
-        )  # fmt: skip
+        lse0, o0 = _part_of_row(part_out, part_lse, first, i, count, q_head, live, offs_d, HQ, D)
         lse1, o1 = _part_of_row(
             part_out, part_lse, first, i + 1, count, q_head, live, offs_d, HQ, D
-        )  # fmt: skip
+        )
         lse2, o2 = _part_of_row(
             part_out, part_lse, first, i + 2, count, q_head, live, offs_d, HQ, D
-        )  # fmt: skip
+        )
         lse3, o3 = _part_of_row(
             part_out, part_lse, first, i + 3, count, q_head, live, offs_d, HQ, D
-        )  # fmt: skip
+        )
         higher = tl.maximum(tl.maximum(lse0, lse1), tl.maximum(lse2, lse3))
         higher = tl.maximum(peak, higher)
         shift = tl.where(higher == float("-inf"), 0.0, higher)
@@ -250,7 +254,4 @@ def merge_row(
         acc = acc * shrink[:, None] + o0 * w0[:, None] + o1 * w1[:, None]
         acc = acc + o2 * w2[:, None] + o3 * w3[:, None]
         peak = higher
-    some = total > 0
-    out = acc / tl.where(some, total, 1.0)[:, None]
-    lse = tl.where(some, peak + tl.log(tl.where(some, total, 1.0)), float("-inf"))
-    return out, lse
+    return _merged(peak, total, acc)
