@@ -241,7 +241,7 @@ h2 { font-size: 20px; margin: 40px 0 4px }
 @media (min-width: 760px) { .of2 { grid-template-columns: 1fr 1fr } }
 @media (min-width: 1000px) { .of3 { grid-template-columns: 1fr 1fr 1fr } }
 .cards div { background: #fff; padding: 12px 16px; border-radius: 6px; color: #6b7280 }
-.cards b { display: block; font-size: 18px; white-space: nowrap; color: #1f2937 }
+.cards b { display: block; font-size: 15px; color: #1f2937 }
 .scroll { overflow-x: auto; background: #fff; border-radius: 6px }
 table { border-collapse: collapse; width: 100%; font: 14px/1.4 system-ui, sans-serif }
 td { white-space: nowrap }
