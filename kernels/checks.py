@@ -93,7 +93,9 @@ def check_tables(limits: DecodeLimits, tables: DecodeTables) -> None:
         "segment_length": (rows, MAX_SEGMENTS),
         "segment_group": (rows, MAX_SEGMENTS),
         "group_mode": (None,),
-        "private_slots": (rows, None),
+        "private_slots": (None, None),
+        "private_row": (rows,),
+        "private_start": (rows,),
         "private_length": (rows,),
     }
     for name, shape in wanted.items():

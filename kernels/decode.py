@@ -13,11 +13,11 @@ import triton  # type: ignore[import-not-found,unused-ignore]
 from granikv.kernels import fa3, passes, planner, stream, workspace
 from granikv.kernels.checks import DecodeLimits, check_call, check_tables
 from granikv.kernels.configs import Config, config_for
+from granikv.kernels.overlap import Overlap
 from granikv.kernels.shapes import Heads
 from granikv.kernels.tables import DecodeTables
 
 LaunchChoice = Literal["fused", "two_call"]
-Overlap = Literal["serial", "split", "beside"]
 PrefixBackend = Literal["triton", "hopper", "fa3", "none"]
 
 _WHOLE_SEGMENT = 1 << 28  # tokens of a chunk
@@ -109,9 +109,9 @@ class SharedPrefixDecode:
         heads, config, step, shape = self.limits.heads, self.config, self._work, self._stream_shape
         planner.plan_step[(1,)](
             tables.segment_base, tables.segment_length, tables.segment_group, tables.group_mode,
-            tables.private_length, step.counts, step.dense_items, step.cascade_items,
-            step.private_items, step.members, step.entry_part, step.row_part, step.row_parts,
-            step.group_scratch, tables.rows, tables.groups,
+            tables.private_row, tables.private_start, tables.private_length, step.counts,
+            step.dense_items, step.cascade_items, step.private_items, step.members,
+            step.entry_part, step.row_part, step.row_parts, step.group_scratch, tables.rows, tables.groups,
             workspace.part_budget(tables.rows, heads.q),
             *self._fixed_chunks(), int(overlap == "split"), int(prefix != "none"),
             HKV=heads.kv,

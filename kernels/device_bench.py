@@ -85,7 +85,8 @@ def _some_rows(tables: DecodeTables, rows: Any) -> DecodeTables:
         segment_base=tables.segment_base[rows],
         segment_length=tables.segment_length[rows],
         segment_group=tables.segment_group[rows],
-        private_slots=tables.private_slots[rows],
+        private_row=tables.private_row[rows],
+        private_start=tables.private_start[rows],
         private_length=tables.private_length[rows],
     )
 

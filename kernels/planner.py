@@ -144,11 +144,13 @@ def _write_prefix_items(
 
 @triton.jit
 def _write_private_items(
-    items, first, row, cuts, chunk, slot, indirect: tl.constexpr, tokens, part, direct
+    items, first, row, cuts, chunk, slot, table_row, start, indirect: tl.constexpr, tokens, part,
+    direct,
 ):  # fmt: skip
     """Append every row's pieces cut by cut, so that rows read the same chunk at the same time.
 
-    `slot` is the first slot of a paged segment; private tokens start at 0 of the row's slot table.
+    `slot` is the first slot of a paged segment; private tokens start at `start` of row `table_row`
+    of the slot table.
     """
     for cut in range(tl.max(cuts, 0)):
         live = cut < cuts
@@ -156,18 +158,19 @@ def _write_private_items(
         target = items + (first + tl.cumsum(count, 0) - count) * ITEM_WIDTH
         tl.store(target, row, live)
         tl.store(target + 1, tl.where(indirect, -1, slot + cut * chunk), live)
-        tl.store(target + 2, cut * chunk, live)
+        tl.store(target + 2, start + cut * chunk, live)
         tl.store(target + 3, tl.maximum(tl.minimum(chunk, tokens - cut * chunk), 0), live)
         tl.store(target + 4, part + cut, live)
         tl.store(target + 5, direct, live)
+        tl.store(target + 6, table_row, live)
         first += tl.sum(count, 0)
     return first
 
 
 @triton.jit
 def plan_step(
-    segment_base, segment_length, segment_group, group_mode, private_length,
-    counts, dense_items, cascade_items, private_items, members, entry_part,
+    segment_base, segment_length, segment_group, group_mode, private_row, private_start,
+    private_length, counts, dense_items, cascade_items, private_items, members, entry_part,
     row_part, row_parts, group_scratch,
     rows, groups, max_parts, fixed_dense_chunk, fixed_cascade_chunk, fixed_private_chunk, split,
     with_dense,
@@ -275,12 +278,13 @@ def plan_step(
         pick = (level == column)[None, :]
         count = _write_private_items(
             private_items, count, row, tl.sum(tl.where(pick & paged, cuts, 0), 1), private_chunk,
-            tl.sum(tl.where(pick, slot, 0), 1), False, tl.sum(tl.where(pick, tokens, 0), 1),
+            tl.sum(tl.where(pick, slot, 0), 1), row, 0, False, tl.sum(tl.where(pick, tokens, 0), 1),
             tl.sum(tl.where(pick, entry_first, 0), 1), direct,
         )  # fmt: skip
     count = _write_private_items(
-        private_items, count, row, own_cuts, private_chunk, row, True, own, first_part + of_row,
-        direct,
+        private_items, count, row, own_cuts, private_chunk, row,
+        tl.load(private_row + row, live_row, other=0),
+        tl.load(private_start + row, live_row, other=0), True, own, first_part + of_row, direct,
     )  # fmt: skip
     tl.store(counts, dense_count)
     tl.store(counts + 1, cascade_count)

@@ -85,13 +85,15 @@ def _roundings(terms: int) -> float:
 def _slots_of_rows(tables: DecodeTables) -> Iterator[tuple[int, Any]]:
     """Every row that has tokens, with their slots as int64."""
     base, length = tables.segment_base.tolist(), tables.segment_length.tolist()
+    own_row, own_start = tables.private_row.tolist(), tables.private_start.tolist()
     for row, own in enumerate(tables.private_length.tolist()):
         pieces = [
             torch.arange(base[row][level], base[row][level] + length[row][level])
             for level in range(MAX_SEGMENTS)
             if length[row][level] > 0
         ]
-        pieces.append(tables.private_slots[row, :own].long().cpu())
+        start = own_start[row]
+        pieces.append(tables.private_slots[own_row[row], start : start + own].long().cpu())
         slots = torch.cat(pieces).to(tables.private_slots.device)
         if slots.numel():
             yield row, slots

@@ -188,9 +188,10 @@ def _private_tile(
     tokens = gl.load(item + 3)
     part = gl.load(item + 4)
     direct = gl.load(item + 5)
+    table_row = gl.load(item + 6)
     m = gl.arange(0, N, gl.SliceLayout(1, LOAD))
     o, o_lse = _attend(
-        q, k + head * D, v + head * D, private_slots + row.to(gl.int64) * width + skip, base,
+        q, k + head * D, v + head * D, private_slots + table_row.to(gl.int64) * width + skip, base,
         tokens, row + m * 0, head * GROUP + m, m < GROUP, q_smem, k_smem, v_smem, scale_log2, q_row,
         k_row, v_row, N, D, DP, BN, STAGES, SAME_ROW,
     )  # fmt: skip

@@ -43,7 +43,9 @@ class DecodeTables:
         segment_group: `[rows, 4]`, group in `[0, groups)`. All entries of one group have the same
             base and length, and a row holds a group once.
         group_mode: `[groups]`, 0 paged, 1 cascade, 2 dense.
-        private_slots: `[rows, width]`.
+        private_slots: `[table rows, width]`, an engine's own table of the slots of its requests.
+        private_row: `[rows]`, row of `private_slots` that holds a row's private tokens.
+        private_start: `[rows]`, column where they begin.
         private_length: `[rows]` tokens.
     """
 
@@ -52,6 +54,8 @@ class DecodeTables:
     segment_group: Any
     group_mode: Any
     private_slots: Any
+    private_row: Any
+    private_start: Any
     private_length: Any
 
     @property
@@ -66,7 +70,7 @@ class DecodeTables:
 
     @property
     def width(self) -> int:
-        """Room for private tokens of a row."""
+        """Columns of the slot table."""
         return int(self.private_slots.shape[1])
 
     def copy_from(self, other: "DecodeTables") -> None:
@@ -124,7 +128,10 @@ def tables_of(
         slots[row, : len(mine)] = torch.tensor(mine, dtype=torch.int32)
     lengths = [len(mine) for mine in own] + [0] * (rows - len(own))
     mode = list(modes) + [MODE_PAGED] * (groups - len(segments))
-    tables = (base, length, group, _int32(mode), slots, _int32(lengths))
+    tables = (
+        base, length, group, _int32(mode), slots, _int32(range(rows)), _int32([0] * rows),
+        _int32(lengths),
+    )  # fmt: skip
     return DecodeTables(*(table.to(device) for table in tables))
 
 

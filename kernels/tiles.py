@@ -127,7 +127,7 @@ def private_tile(
     acc = tl.zeros([GP, DP], tl.float32)
     n = tl.arange(0, BN)
     indirect = base < 0
-    table = private_slots + row.to(tl.int64) * width + skip
+    table = private_slots + tl.load(item_at + 6).to(tl.int64) * width + skip
     straight = tl.where(indirect, 0, base)
     for start in range(0, tokens, BN):
         at = start + n

@@ -147,7 +147,9 @@ def test_a_wrong_tensor_is_named(name, tensor, message):
         ("segment_base", torch.zeros(3, 4, dtype=torch.int64), "must be torch.int32"),
         ("group_mode", torch.zeros(9, dtype=torch.int32), r"groups of tables must be in \[1, 8\]"),
         ("private_slots", torch.zeros(3, 17, dtype=torch.int32), "width of private_slots must be"),
-        ("private_slots", torch.zeros(4, 16, dtype=torch.int32), "private_slots must be of shape"),
+        ("private_slots", torch.zeros(16, dtype=torch.int32), "private_slots must be of shape"),
+        ("private_row", torch.zeros(4, dtype=torch.int32), "private_row must be of shape"),
+        ("private_start", torch.zeros(3), "private_start must be torch.int32"),
         ("private_length", torch.zeros(3, 1, dtype=torch.int32), "of one dimension"),
         (
             "private_length",

@@ -353,3 +353,24 @@ def test_how_tokens_are_divided_is_not_seen(partition, launch):
     out, lse = attend(batch.with_tables(segments, private), launch=launch)
     assert_near(lse, want_lse, lse_room, "lse")
     assert_near(out, want, room, "out")
+
+
+def test_private_slots_may_lie_anywhere_in_an_engines_table():
+    batch = mixed_batch()
+    want = attend(batch)
+    tables = batch.tables
+    rows, width = tables.rows, tables.width
+    place = torch.arange(rows).flip(0) * 2 + 1
+    start = torch.arange(rows) % 5 + 2
+    wide = torch.full((2 * rows + 1, width + 7), 2**31 - 1, dtype=torch.int32)
+    for row in range(rows):
+        wide[place[row], start[row] : start[row] + width] = tables.private_slots[row]
+    moved = replace(
+        tables,
+        private_slots=wide,
+        private_row=place.to(torch.int32),
+        private_start=start.to(torch.int32),
+    )
+    got = attend(replace(batch, tables=moved))
+    for one, before in zip(got, want, strict=True):
+        assert torch.equal(one, before)
