@@ -167,7 +167,13 @@ def _write_private_items(
     return first
 
 
-@triton.jit
+# One kernel for all batches of up to R rows: what varies from batch to batch is not compiled in.
+@triton.jit(
+    do_not_specialize=[
+        "rows", "groups", "max_parts", "fixed_dense_chunk", "fixed_cascade_chunk",
+        "fixed_private_chunk", "split", "with_dense",
+    ]
+)  # fmt: skip
 def plan_step(
     segment_base, segment_length, segment_group, group_mode, private_row, private_start,
     private_length, counts, dense_items, cascade_items, private_items, members, entry_part,

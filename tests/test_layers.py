@@ -46,7 +46,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
         }
     ),
     "sglang_plugin": frozenset(
-        {"numpy", "torch", "sglang", "granikv.core", "granikv.kernels", "granikv.traces.records"}
+        {"numpy", "pydantic", "torch", "sglang", "granikv.core", "granikv.kernels"}
     ),
     "validate": frozenset(
         {
@@ -80,7 +80,8 @@ _ALLOWED: dict[str, frozenset[str]] = {
 _LAZY: dict[str, frozenset[str]] = {
     "cost_models": frozenset({"plotly", "aiconfigurator_core"}),
     "kernels": frozenset({"sgl_kernel", "flashinfer", "flash_attn", "pynvml"}),
-    "validate": frozenset({"sglang", "granikv.sglang_plugin"}),
+    "sglang_plugin": frozenset({"granikv.cost_models"}),
+    "validate": frozenset({"aiohttp", "sglang", "granikv.sglang_plugin"}),
     "cli": frozenset({"granikv.kernels", "granikv.sglang_plugin"}),
 }
 # The places in core that speak about what a user chose or wrote in a file.

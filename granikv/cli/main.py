@@ -9,10 +9,12 @@ import typer
 from granikv import __version__
 from granikv.cli import (
     bench_kernels,
+    bench_serve,
     bench_sim,
     dispatch_table,
     fit,
     plan,
+    serve,
     simulate,
     trace_convert,
     trace_cut,
@@ -49,6 +51,7 @@ def _options(
 
 app.command("plan")(plan.command)
 app.command("simulate")(simulate.command)
+app.command("serve", context_settings={"allow_extra_args": True})(serve.command)
 app.command("fit")(fit.command)
 app.command("dispatch-table")(dispatch_table.command)
 app.add_typer(trace, name="trace")
@@ -59,6 +62,7 @@ trace.command("generate")(trace_generate.command)
 app.add_typer(bench, name="bench")
 bench.command("sim")(bench_sim.command)
 bench.command("kernels")(bench_kernels.command)
+bench.command("serve")(bench_serve.command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -165,6 +165,7 @@ _POLICIES: dict[str, Callable[..., HotAdmission]] = {
     "shared": SharedAdmission,
     "value": ValueAdmission,
 }
+ADMISSIONS: tuple[str, ...] = tuple(_POLICIES)
 
 
 def make_admission(name: str, **options: float) -> HotAdmission:

@@ -1,5 +1,7 @@
 """SGLang's token allocator on `HotColdAllocator`: requests get COLD slots, slabs are the tree's."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,15 +55,37 @@ class HotColdTokenAllocator(BaseTokenToKVPoolAllocator):
         self.directory = SlabDirectory(self.core, self._admission)
         self.is_not_in_free_group = True
         self.free_group: list[torch.Tensor] = []
+        self._parts: Sequence[tuple[Slots, int]] = ()
+
+    def configure(
+        self, hot_tokens: int | None = None, admission: HotAdmission | None = None
+    ) -> None:
+        """Choose anew; it takes hold, and everything is forgotten, at the next `clear`."""
+        self._hot_tokens = self._hot_tokens if hot_tokens is None else hot_tokens
+        self._admission = self._admission if admission is None else admission
 
     def available_size(self) -> int:
         """Tokens that `alloc` can give now: free COLD slots."""
         return self.core.cold_free
 
     def alloc(self, need_size: int) -> torch.Tensor | None:
-        """COLD slots, int64 `[need_size]` on the device; None when fewer are free."""
+        """COLD slots, int64 `[need_size]` on the device; None when fewer are free.
+
+        Inside `mixing`, the HOT slots lie between them.
+        """
         slots = self.core.alloc_cold(need_size)
-        return None if slots is None else self.to_device(slots)
+        if slots is None:
+            return None
+        return self.to_device(_mix(self._parts, slots) if self._parts else slots)
+
+    @contextmanager
+    def mixing(self, parts: Sequence[tuple[Slots, int]]) -> Iterator[None]:
+        """Let one `alloc` in here give HOT slots too: of each part, and so many COLD ones after."""
+        self._parts = parts
+        try:
+            yield
+        finally:
+            self._parts = ()
 
     def free(self, free_index: torch.Tensor) -> None:
         """Give COLD slots back; inside a group, at its end.
@@ -94,3 +118,13 @@ class HotColdTokenAllocator(BaseTokenToKVPoolAllocator):
 def to_host(slots: torch.Tensor) -> Slots:
     """Slots as the core holds them: int32 on the host. Waits for the device."""
     return slots.to("cpu", torch.int32).numpy()
+
+
+def _mix(parts: Sequence[tuple[Slots, int]], cold: Slots) -> Slots:
+    ends = np.cumsum([count for _, count in parts])
+    if ends[-1] != len(cold):
+        raise ValueError(f"need_size must be the {ends[-1]} COLD slots of parts, got {len(cold)}")
+    split = np.split(cold, ends[:-1])
+    return np.concatenate(
+        [x for (hot, _), rest in zip(parts, split, strict=True) for x in (hot, rest)]
+    )

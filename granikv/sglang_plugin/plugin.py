@@ -1,34 +1,39 @@
-"""What SGLang's plugin loader calls: names our radix cache, hooks in the allocator and promotions.
+"""What SGLang's plugin loader calls: names our backends and hooks into the scheduler.
 
 SGLang logs and swallows whatever a plugin raises while it loads, so nothing is decided here: the
-server chooses GraniKV with `--radix-cache-backend granikv`, and what is built then raises for
-itself.
+server chooses GraniKV with `--attention-backend granikv --radix-cache-backend granikv`, and what is
+built then raises for itself, also where a hook has not taken hold.
 """
 
-import os
 from collections.abc import Callable
+from functools import reduce
+from importlib import import_module
 from typing import Any
 
 import sglang
+from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, register_radix_cache_backend
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.server_args import (
+    add_attention_backend_choices,
+    add_deterministic_attention_backend_choices,
+    add_radix_supported_deterministic_attention_backend_choices,
+)
 
 from granikv.core.admission import make_admission
-from granikv.core.config import PoolConfig
 from granikv.core.errors import ConfigError
+from granikv.sglang_plugin.admin import set_internal_state
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator
+from granikv.sglang_plugin.config import VARIABLES, LiveConfig
+from granikv.sglang_plugin.graphs import decode_runner_class
+from granikv.sglang_plugin.observer import Observer
+from granikv.sglang_plugin.prefill import alloc_for_extend
 from granikv.sglang_plugin.promotion import promote_ready
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
+from granikv.sglang_plugin.server import BACKEND, build_attention, check_server, plan_step
 
-BACKEND = "granikv"
 SGLANG_VERSION = "0.5.17"
-VARIABLES = "GRANIKV_"  # prefix of the options: SGLang's flags have no room for others
-_ALLOCATOR_BUILDER = (
-    "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
-    "._build_token_to_kv_pool_allocator"
-)
-_STEP = "sglang.srt.managers.scheduler.Scheduler.get_next_batch_to_run"
 
 
 def register() -> None:
@@ -43,15 +48,20 @@ def register() -> None:
             f"pip install sglang=={SGLANG_VERSION}"
         )
     register_radix_cache_backend(BACKEND, build_tree)
-    HookRegistry.register(_ALLOCATOR_BUILDER, build_allocator, HookType.AROUND)
-    HookRegistry.register(_STEP, promote_ready, HookType.BEFORE)
+    register_attention_backend(BACKEND)(build_attention)
+    add_attention_backend_choices([BACKEND])
+    add_deterministic_attention_backend_choices([BACKEND])
+    add_radix_supported_deterministic_attention_backend_choices([BACKEND])
+    for target, hook, kind in _HOOKS:
+        HookRegistry.register(target, hook, kind)
 
 
 def build_tree(context: TreeCacheBuildContext) -> GraniRadixCache:
     """The radix cache of a scheduler process.
 
     Raises:
-        ConfigError: the server runs with something that HOT slabs do not go with.
+        ConfigError: the server runs with something that HOT slabs do not go with, or a hook has
+            not taken hold.
         TypeError: the allocator is not ours.
     """
     if problems := unsupported(context.server_args, context):
@@ -59,7 +69,12 @@ def build_tree(context: TreeCacheBuildContext) -> GraniRadixCache:
             f"--radix-cache-backend {BACKEND} does not go with {', '.join(problems)}; "
             "leave that out, or the backend"
         )
-    admission = PoolConfig.from_variables(os.environ, VARIABLES).admission
+    if missing := [target for target, hook, _ in _HOOKS if not _is_in_place(target, hook)]:
+        raise ConfigError(
+            f"GraniKV could not hook into {', '.join(missing)}; look for the plugin's error "
+            f"earlier in the log, and check that SGLang {SGLANG_VERSION} is unmodified"
+        )
+    admission = LiveConfig.from_environment().admission
     if context.tp_size > 1 and admission == "value":
         raise ConfigError(
             f"{VARIABLES}ADMISSION=value weighs seconds, which differ between tensor-parallel "
@@ -84,7 +99,7 @@ def build_allocator(original: Callable[..., Any], configurator: Any, **arguments
             f"--radix-cache-backend {BACKEND} needs --page-size 1 and a model with one kind of "
             f"attention, but SGLang has built a {type(built).__name__}"
         )
-    settings = PoolConfig.from_variables(os.environ, VARIABLES)
+    settings = LiveConfig.from_environment()
     return HotColdTokenAllocator(
         built.size,
         built.dtype,
@@ -105,6 +120,10 @@ def unsupported(server_args: Any, context: TreeCacheBuildContext) -> list[str]:
         "speculative decoding": server_args.speculative_algorithm is not None,
         "--pp-size above 1": server_args.pp_size > 1,
         "--enable-dp-attention": server_args.enable_dp_attention,
+        "--enable-lora": bool(server_args.enable_lora),
+        "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
+        "--enable-pdmux": server_args.enable_pdmux,
+        "--enable-streaming-session": server_args.enable_streaming_session,
         "disaggregated prefill": server_args.disaggregation_mode not in (None, "null"),
         f"--kv-cache-dtype {server_args.kv_cache_dtype}": server_args.kv_cache_dtype
         not in ("auto", "bfloat16", "bf16"),
@@ -112,3 +131,70 @@ def unsupported(server_args: Any, context: TreeCacheBuildContext) -> list[str]:
         "state-space layers": context.is_hybrid_ssm,
     }
     return [name for name, is_there in found.items() if is_there]
+
+
+def _is_in_place(target: str, hook: Callable[..., Any]) -> bool:
+    """Whether a call of `target` goes through `hook`."""
+    module, *names = _split(target)
+    call = reduce(getattr, names, import_module(module))
+    while call is not None:
+        cells = getattr(call, "__closure__", None) or ()
+        if any(cell.cell_contents is hook for cell in cells):
+            return True
+        call = getattr(call, "__wrapped__", None)
+    return False
+
+
+def _split(target: str) -> list[str]:
+    """The module of a dotted name, then the rest of it; classes begin with a capital."""
+    parts = target.split(".")
+    of_class = [i for i, part in enumerate(parts) if part[0].isupper()]
+    cut = of_class[0] if of_class else len(parts) - 1
+    return [".".join(parts[:cut]), *parts[cut:]]
+
+
+_OBSERVER = Observer()
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_HOOKS = (
+    (
+        "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
+        "._build_token_to_kv_pool_allocator",
+        build_allocator,
+        HookType.AROUND,
+    ),
+    ("sglang.srt.mem_cache.allocation.alloc_for_extend", alloc_for_extend, HookType.AROUND),
+    (
+        "sglang.srt.model_executor.model_runner.ModelRunner._decode_cuda_graph_runner_cls",
+        decode_runner_class,
+        HookType.AROUND,
+    ),
+    (f"{_SCHEDULER}.__init__", check_server, HookType.AFTER),
+    (f"{_SCHEDULER}.__init__", _OBSERVER.after_init, HookType.AFTER),
+    # Inside of what plans a step, so that planning is not in its GPU time.
+    (f"{_SCHEDULER}.run_batch", _OBSERVER.around_run_batch, HookType.AROUND),
+    (f"{_SCHEDULER}.get_next_batch_to_run", promote_ready, HookType.BEFORE),
+    (f"{_SCHEDULER}.run_batch", plan_step, HookType.BEFORE),
+    (f"{_SCHEDULER}.set_internal_state", set_internal_state, HookType.AROUND),
+    (
+        f"{_SCHEDULER}.process_batch_result",
+        _OBSERVER.after_process_batch_result,
+        HookType.AFTER,
+    ),
+    (f"{_SCHEDULER}.on_idle", _OBSERVER.before_on_idle, HookType.BEFORE),
+    (
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
+        _OBSERVER.after_retract_decode,
+        HookType.AFTER,
+    ),
+    (
+        "sglang.srt.mem_cache.common.release_kv_cache",
+        _OBSERVER.after_release_kv_cache,
+        HookType.AFTER,
+    ),
+    (
+        "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
+        ".report_decode_stats",
+        _OBSERVER.after_report_decode_stats,
+        HookType.AFTER,
+    ),
+)

@@ -1,11 +1,13 @@
-"""Promotions in a running server: between two steps, KV is copied and every holder remapped.
+"""Moves in a running server: between two steps, KV is copied and every holder remapped.
 
-Rows and prefix indices are rewritten on the schedule stream, which SGLang has ordered behind the
-reads of the step that is running. KV is copied on the forward stream: behind that step, which still
-reads the old slots, and ahead of the next, which reads the new ones and may write the old.
+Our kernels read rows while a step runs, not only before it as SGLang's do. So rows are rewritten
+behind the step that is running: it must not read slots that KV has not been copied to. KV is copied
+on the forward stream: behind that step, and ahead of the next, which reads the new slots and may
+write the old.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,21 +18,22 @@ from granikv.sglang_plugin.radix_cache import GraniRadixCache, HotMove
 def promote_ready(scheduler: Any, *_: Any, **__: Any) -> None:
     """Before `Scheduler.get_next_batch_to_run`: promote what prompts have shown to be shared.
 
+    Remaps as well what a prefill in place has taken over since.
+
     Args:
         scheduler: SGLang's, whose tree is a `GraniRadixCache` or not ours to touch.
     """
     tree = scheduler.tree_cache
     if not isinstance(tree, GraniRadixCache):
         return
-    requests: list[Any] | None = None
+    to_device = tree.token_to_kv_pool_allocator.to_device
+    live = cache(lambda: list(live_requests(scheduler)))  # most steps move nothing
+    tree.prefills.free_taken_over(lambda move: remap(tree, move, to_device(move.dst), live()))
     for node in tree.take_candidates():
-        moves = tree.promote(node)
-        if not moves:
-            continue
-        requests = list(live_requests(scheduler)) if requests is None else requests
-        for move in moves:
-            src, dst = (tree.token_to_kv_pool_allocator.to_device(x) for x in (move.src, move.dst))
-            remap(tree, move, dst, requests)
+        for move in tree.promote(node):
+            scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+            src, dst = to_device(move.src), to_device(move.dst)
+            remap(tree, move, dst, live())
             _copy_behind_the_running_step(scheduler, src, dst)
 
 

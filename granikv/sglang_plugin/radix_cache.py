@@ -25,22 +25,22 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, TreeNode
 
-from granikv.core.allocator import Slots
+from granikv.core.allocator import Slab, Slots
 from granikv.core.directory import Reservation, SlabDirectory
 from granikv.core.placement import promote
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator, to_host
+from granikv.sglang_plugin.in_place import InPlacePrefills
 
 
 @dataclass(frozen=True, slots=True)
 class HotMove:
-    """A promotion that the caller has to carry out before it calls the allocator again.
+    """A node that has become HOT; every holder of `src` is to hold `dst` instead.
 
     Attributes:
         node: that is HOT now.
         start: its first token on its path.
-        src: COLD slots that were freed, int32 `[n]`; KV is copied from here, and every holder of
-            these slots is to hold `dst` instead.
-        dst: HOT slots, int32 `[n]`.
+        src: its COLD slots, int32 `[n]`.
+        dst: its HOT slots, int32 `[n]`.
     """
 
     node: TreeNode
@@ -96,6 +96,14 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         params: SGLang's.
         now_s: the clock of admission policies.
 
+    Attributes:
+        now_s: the clock.
+        prefills: what is being prefilled into slabs.
+        version: another number whenever a request's HOT path may have become another one.
+        promotions: nodes that were copied from COLD into slabs so far.
+        promoted_tokens: of those nodes.
+        evicted_nodes: dropped for their room so far, HOT or COLD.
+
     Raises:
         TypeError: the allocator is another one.
         ValueError: a parameter that HOT nodes do not go with.
@@ -115,11 +123,16 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
                 "the granikv radix cache needs --page-size 1, no --disable-radix-cache and no "
                 "speculative decoding"
             )
-        self._now_s = now_s
+        self.now_s = now_s
         self._hot: dict[int, TreeNode] = {}
         self._uses: dict[int, _Use] = {}
         self._moves: list[HotMove] = []
         self._candidates: dict[int, Any] = {}
+        self.prefills = InPlacePrefills(self)
+        self.version = 0
+        self.promotions = 0
+        self.promoted_tokens = 0
+        self.evicted_nodes = 0
         super().__init__(params)
 
     @property
@@ -130,28 +143,33 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def reset(self) -> None:
         """Forget everything that is cached."""
         super().reset()
+        self.version += 1
         self.directory.clear()
         self._hot.clear()
         self._uses.clear()
         self._moves.clear()
         self._candidates.clear()
+        self.prefills.clear()
 
     def protected_size(self) -> int:
         """Tokens that neither a request alone nor the free list nor eviction accounts for."""
         core = self.token_to_kv_pool_allocator.core
-        return int(self.protected_size_) + core.hot_used + core.hot_free + core.fenced
+        hot = core.hot_used + core.hot_free + core.fenced - self.prefills.uncached_tokens
+        return int(self.protected_size_) + hot + self.prefills.kept_tokens
 
     # ------------------------------------------------------------------ uses
 
     def cache_unfinished_req(self, req: Any, chunked: bool = False) -> None:
         """As SGLang's; a prompt that is complete counts as a use of its whole path."""
+        self.prefills.cache(req, chunked)
         super().cache_unfinished_req(req, chunked)
+        self.version += 1
         if not chunked:
             self.count_use(req)
 
     def count_use(self, req: Any) -> None:
         """A request has run on its path, which is looked at before the next step."""
-        now_s = self._now_s()
+        now_s = self.now_s()
         for node in self._path(req.last_node):
             use = self._uses.get(node.id)
             self._uses[node.id] = (
@@ -159,7 +177,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
                 if use is None
                 else replace(use, hits=use.hits + 1, last_s=now_s)
             )
-            if node.id in self._hot:
+            if use is not None and node.id in self._hot:  # a new node's slab has its first use
                 self.directory.touch(node.id, now_s)
         self._candidates[id(req)] = req
 
@@ -168,6 +186,9 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     ) -> None:
         """As SGLang's, for a request that ends, is aborted or retracted."""
         self._candidates.pop(id(req), None)
+        if is_insert and not self.disable_finished_insert:
+            self.prefills.cache(req, chunked=False)
+        self.prefills.drop(req)
         super().cache_finished_req(req, is_insert, kv_len_to_handle=kv_len_to_handle)
 
     def take_candidates(self) -> list[TreeNode]:
@@ -183,6 +204,23 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
                 return True
             last_node = last_node.parent
         return False
+
+    def hot_end(self, last_node: TreeNode) -> TreeNode | None:
+        """The lowest HOT node on the path down to `last_node`."""
+        while last_node is not self.root_node:
+            if last_node.id in self._hot:
+                return last_node
+            last_node = last_node.parent
+        return None
+
+    def hot_path(self, node_id: int) -> list[tuple[int, int, int]]:
+        """(node, first slot, tokens) of the HOT nodes down to a HOT node, from the top."""
+        path = []
+        for node in self._path(self._hot[node_id]):
+            slab = self.directory.slab_of(node.id)
+            assert slab is not None  # a HOT node's parent is HOT
+            path.append((node.id, slab.base, slab.length))
+        return path
 
     def _path(self, node: TreeNode) -> list[TreeNode]:
         """From below the root down to `node`."""
@@ -231,6 +269,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def _split_node(self, key: Any, child: TreeNode, split_len: int) -> TreeNode:
         upper = super()._split_node(key, child, split_len)
         if child.id in self._hot:
+            self.version += 1
             self.directory.split(child.id, upper.id, split_len)
             self._hot[upper.id] = upper
         if child.id in self._uses:
@@ -276,6 +315,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
             self.directory.evict(leaf.id)
         else:
             self.token_to_kv_pool_allocator.free_segment(leaf.value, start_pos=0)
+        self.evicted_nodes += 1
         self._delete_leaf(leaf)
         self._record_remove_event(leaf)
 
@@ -283,6 +323,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         super()._delete_leaf(node)
         self._uses.pop(node.id, None)
         if self._hot.pop(node.id, None) is not None:
+            self.version += 1
             self.evictable_size_ += len(node.key)  # a HOT node was not counted
 
     # ------------------------------------------------------------------ placement
@@ -290,10 +331,10 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def promote(self, node: TreeNode) -> list[HotMove]:
         """Move what admission wants of the path down to `node` into one slab; often nothing.
 
-        The freed COLD slots may be given to somebody else as soon as the allocator is called again:
-        copy and remap before that.
+        KV is to be copied. The freed COLD slots may be given to somebody else as soon as the
+        allocator is called again: copy and remap before that.
         """
-        chain, start, now_s = [], 0, self._now_s()
+        chain, start, now_s = [], 0, self.now_s()
         for member in self._path(node):
             if member.id not in self._hot:
                 use = self._uses.get(member.id, _Use(1, now_s, now_s))
@@ -308,15 +349,37 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         node, allocator = member.node, self.token_to_kv_pool_allocator
         src = to_host(node.value)
         dst = self.directory.take(reservation, member.length)
+        self.promotions += 1
+        self.promoted_tokens += member.length
         allocator.core.free_cold(src)
-        if node.lock_ref:
-            self.protected_size_ -= member.length
-        else:
-            self.evictable_size_ -= member.length
+        self.attach(node, reservation)
         node.value = allocator.to_device(dst)
-        self._hot[node.id] = node
-        self.directory.bind(node.id, reservation, member.length, locks=1 if node.lock_ref else 0)
         self._moves.append(HotMove(node, member.start, src, dst))
+
+    def take_over(self, node: TreeNode, start: int, reservation: Reservation) -> HotMove:
+        """Give a COLD node slots of `reservation` that hold its KV already.
+
+        Its COLD slots stay in use: rows have them, and KV, until they are remapped.
+        """
+        src = to_host(node.value)
+        dst = self.attach(node, reservation).slots()
+        node.value = self.token_to_kv_pool_allocator.to_device(dst)
+        return HotMove(node, start, src, dst)
+
+    def attach(self, node: TreeNode, reservation: Reservation) -> Slab:
+        """Count a COLD node as HOT: the next filled slots of `reservation` are its own."""
+        length = len(node.key)
+        if node.lock_ref:
+            self.protected_size_ -= length
+        else:
+            self.evictable_size_ -= length
+        self._hot[node.id] = node
+        self.version += 1
+        return self.directory.bind(node.id, reservation, length, locks=1 if node.lock_ref else 0)
+
+    def is_hot_path(self, node: TreeNode) -> bool:
+        """Whether all down to `node` is HOT; the empty path is."""
+        return node is self.root_node or node.id in self._hot
 
     def hot_nodes(self) -> Iterator[TreeNode]:
         """All HOT nodes."""

@@ -22,33 +22,41 @@ from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
 
 # In a process of its own: SGLang loads plugins once a process, and hooks stay.
 _LOAD = """
-import json
+import argparse, json, sys
+from granikv.sglang_plugin import plugin
 from sglang.srt.plugins import load_plugins
-from sglang.srt.managers import scheduler
-from sglang.srt.mem_cache import kv_cache_configurator
 from sglang.srt.mem_cache.registry import registered_radix_cache_backends
+from sglang.srt.server_args import ServerArgs
 
-def wrappers(call):
-    return 1 + wrappers(call.__wrapped__) if hasattr(call, "__wrapped__") else 0
+def missing():
+    return [target for target, hook, _ in plugin._HOOKS if not plugin._is_in_place(target, hook)]
 
-def hooks():
-    build = kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator
-    return [wrappers(call) for call in (build, scheduler.Scheduler.get_next_batch_to_run)]
-
-before = hooks()
+before = missing()
 load_plugins()
-print(json.dumps([registered_radix_cache_backends(), before, hooks()]))
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+flags = ["--model-path", "m", "--attention-backend", "granikv", "--radix-cache-backend", "granikv"]
+parsed = parser.parse_args(flags)
+print(json.dumps([registered_radix_cache_backends(), before, missing(), parsed.attention_backend]))
 """
 
 
-def test_sglang_finds_the_plugin_and_its_hook_takes_hold():
+def test_sglang_finds_the_plugin_its_hooks_take_hold_and_flags_parse():
     done = subprocess.run(
         [sys.executable, "-c", _LOAD], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    backends, before, after = json.loads(done.stdout.splitlines()[-1])
+    backends, before, after, parsed = json.loads(done.stdout.splitlines()[-1])
     assert plugin.BACKEND in backends
-    assert after == [count + 1 for count in before]
+    assert len(before) == len(plugin._HOOKS)
+    assert after == []
+    assert parsed == plugin.BACKEND
+
+
+def test_a_hook_that_has_not_taken_hold_stops_the_server():
+    """SGLang logs what goes wrong while a plugin loads, and goes on."""
+    with pytest.raises(ConfigError, match=r"could not hook into .*KVCacheConfigurator"):
+        plugin.build_tree(_context())
 
 
 def test_another_version_of_sglang_is_refused(monkeypatch):
@@ -104,6 +112,10 @@ _PLAIN = {
     "enable_dp_attention": False,
     "disaggregation_mode": "null",
     "kv_cache_dtype": "auto",
+    "enable_lora": None,
+    "enable_two_batch_overlap": False,
+    "enable_pdmux": False,
+    "enable_streaming_session": False,
 }
 _FLAGS = {
     "disable_radix_cache": False,
@@ -129,6 +141,10 @@ def _context(**changes):
         ({"enable_dp_attention": True}, "--enable-dp-attention"),
         ({"disaggregation_mode": "decode"}, "disaggregated"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8_e5m2"),
+        ({"enable_lora": True}, "--enable-lora"),
+        ({"enable_two_batch_overlap": True}, "--enable-two-batch-overlap"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
+        ({"enable_streaming_session": True}, "--enable-streaming-session"),
         ({"disable_radix_cache": True}, "--disable-radix-cache"),
         ({"enable_hierarchical_cache": True}, "--enable-hierarchical-cache"),
         ({"is_hybrid_swa": True}, "sliding windows"),
@@ -141,10 +157,12 @@ def test_what_does_not_go_with_slabs_is_refused_by_name(change, named):
 
 
 def test_ranks_may_not_decide_by_their_own_clocks(monkeypatch):
-    """The default policy weighs seconds; the refusal names one that does not."""
+    """A policy that weighs seconds is refused with the name of one that does not."""
+    monkeypatch.setattr(plugin, "_is_in_place", lambda *_: True)
+    monkeypatch.setenv("GRANIKV_ADMISSION", "value")
     with pytest.raises(ConfigError, match="GRANIKV_ADMISSION=shared"):
         plugin.build_tree(_context(tp_size=2))
-    monkeypatch.setenv("GRANIKV_ADMISSION", "shared")
+    monkeypatch.delenv("GRANIKV_ADMISSION")  # the default
     with pytest.raises(AttributeError, match="params"):  # it goes on to build the tree
         plugin.build_tree(_context(tp_size=2))
 

@@ -1,0 +1,91 @@
+"""Other choices without a restart: hot fraction, admission and dispatch of an idle server.
+
+They travel in SGLang's own request `set_internal_state`, which carries numbers only: a name is sent
+as its place among the names of its option.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from granikv.core.admission import ADMISSIONS, make_admission
+from granikv.core.dispatch import DISPATCH_CHOICES, Dispatcher
+from granikv.core.errors import ConfigError
+from granikv.sglang_plugin.radix_cache import GraniRadixCache
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "granikv_"
+_NAMES: dict[str, tuple[str, ...]] = {
+    "admission": ADMISSIONS,
+    "dispatch": DISPATCH_CHOICES,
+}
+
+
+def to_numbers(choices: Mapping[str, str | float]) -> dict[str, float]:
+    """The `server_args` of a request that makes these choices.
+
+    Raises:
+        ConfigError: an option cannot be changed like this, or has no such value.
+    """
+    numbers: dict[str, float] = {}
+    for option, value in choices.items():
+        if option == "hot_fraction":
+            numbers[_PREFIX + option] = float(value)
+        elif option in _NAMES and value in _NAMES[option]:
+            numbers[_PREFIX + option] = _NAMES[option].index(str(value))
+        else:
+            names = ", ".join(_NAMES.get(option, ("hot_fraction", *_NAMES)))
+            raise ConfigError(f"{option}={value} cannot be set on a running server; use {names}")
+    return numbers
+
+
+def set_internal_state(original: Callable[..., Any], scheduler: Any, request: Any) -> Any:
+    """Around `Scheduler.set_internal_state`: our own options, the rest as in SGLang."""
+    ours = {
+        name.removeprefix(_PREFIX): value
+        for name, value in request.server_args.items()
+        if name.startswith(_PREFIX)
+    }
+    if not ours or not isinstance(scheduler.tree_cache, GraniRadixCache):
+        return original(scheduler, request)
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    updated = scheduler.is_fully_idle() and _are_valid(ours)
+    if updated:
+        _apply(scheduler, ours)
+    else:
+        logger.warning("GraniKV keeps its settings: %s needs an idle server and valid values", ours)
+    return SetInternalStateReqOutput(updated=updated)
+
+
+def limit_requests(scheduler: Any) -> None:
+    """Refuse, with SGLang's own sentence, what COLD could never hold: HOT is the tree's alone."""
+    core = scheduler.token_to_kv_pool_allocator.core
+    cold_tokens = core.size_tokens - core.hot_tokens
+    longest = min(scheduler.model_config.context_len - 1, cold_tokens - 2)
+    scheduler.max_req_len = longest
+    scheduler.max_req_input_len = longest - 5  # the room SGLang leaves
+
+
+def _are_valid(choices: Mapping[str, float]) -> bool:
+    ranges = {"hot_fraction": 1.0, **{name: len(names) for name, names in _NAMES.items()}}
+    return all(
+        option in ranges and 0 <= value < ranges[option] and (option != "hot_fraction" or value > 0)
+        for option, value in choices.items()
+    )
+
+
+def _apply(scheduler: Any, choices: Mapping[str, float]) -> None:
+    if "dispatch" in choices:
+        planner = scheduler.tp_worker.model_runner.attn_backend.decode_backend.planner
+        old, choice = planner.dispatcher, DISPATCH_CHOICES[int(choices["dispatch"])]
+        planner.dispatcher = Dispatcher(old.table, choice, old.row_split)
+    allocator = scheduler.token_to_kv_pool_allocator
+    if "hot_fraction" in choices:
+        allocator.configure(hot_tokens=int(choices["hot_fraction"] * allocator.size))
+    if "admission" in choices:
+        allocator.configure(admission=make_admission(ADMISSIONS[int(choices["admission"])]))
+    scheduler.flush_cache()
+    limit_requests(scheduler)
+    logger.info("GraniKV settings changed: %s", dict(choices))

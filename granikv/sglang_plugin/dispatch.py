@@ -1,0 +1,56 @@
+"""The dispatcher of a server: its cost table from the user's file or from shipped parameters."""
+
+from typing import Any
+
+import torch
+
+from granikv.core.cost_table import CostTable
+from granikv.core.dispatch import Dispatcher
+from granikv.core.errors import ConfigError
+from granikv.sglang_plugin.config import LiveConfig
+
+# What a device calls itself to the shipped parameters of it.
+_GPUS = {"H200": "h200-sxm", "H100": "h100-sxm", "A100": "a100-sxm4-80gb"}
+
+
+def make_dispatcher(settings: LiveConfig, hf_config: Any, tp: int, device: Any) -> Dispatcher:
+    """The dispatcher that the settings ask for.
+
+    Args:
+        settings: of the server.
+        hf_config: the model's, as transformers gives it.
+        tp: tensor-parallel degree.
+        device: whose name says which parameters to use.
+
+    Raises:
+        ConfigError: the table cannot be read, or nothing is known about the GPU or model.
+    """
+    if settings.dispatch_table is not None:
+        table = CostTable.load(settings.dispatch_table)
+    else:
+        table = _shipped_table(settings.gpu or _gpu_of(device), hf_config, tp)
+    return Dispatcher(table, settings.dispatch, "off")
+
+
+def _gpu_of(device: Any) -> str:
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "a CPU"
+    for part, gpu in _GPUS.items():
+        if part in name:
+            return gpu
+    raise ConfigError(
+        f"GraniKV has no measured parameters of {name}; set GRANIKV_GPU to the GPU most like it "
+        f"({', '.join(_GPUS.values())}) or GRANIKV_DISPATCH_TABLE to a file of "
+        "`granikv dispatch-table`"
+    )
+
+
+def _shipped_table(gpu: str, hf_config: Any, tp: int) -> CostTable:
+    from granikv.cost_models.dispatch_table import build_cost_table
+    from granikv.cost_models.hardware import load_hardware
+    from granikv.cost_models.models import from_hf_config
+    from granikv.cost_models.params import load_params
+    from granikv.cost_models.step import StepCost
+
+    hardware = load_hardware(gpu)
+    model = from_hf_config(hf_config.to_dict(), "served", "the server's config.json")
+    return build_cost_table(StepCost(load_params(hardware.name), model, hardware, tp))

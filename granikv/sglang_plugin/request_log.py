@@ -1,0 +1,60 @@
+"""One record for each request that ends on the live server."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from granikv.sglang_plugin.radix_cache import GraniRadixCache
+
+# Of `granikv.traces.records.REQUEST_SCHEMA`, what a server knows; `rid` is the client's name for
+# the request, or one that SGLang made up.
+REQUEST_COLUMNS = (
+    "rid", "arrival_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens",
+    "cached_tokens", "hot_tokens", "status",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request, in the order of `REQUEST_COLUMNS`, on the clock of `time.perf_counter`.
+
+    Attributes:
+        arrival_s: when the scheduler got it, behind SGLang's HTTP server and tokenizer.
+        first_token_s: when its first token was on the host; None when there was none.
+        finish_s: when its last token was.
+        hot_tokens: tokens on its path that were HOT when it ended.
+        status: finished or aborted, as the simulator says it.
+    """
+
+    rid: str
+    arrival_s: float
+    first_token_s: float | None
+    finish_s: float
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    hot_tokens: int
+    status: str
+
+
+def record_of(req: Any, tree: GraniRadixCache, is_aborted: bool, now_s: float) -> RequestRecord:
+    """The record of a request that has just ended.
+
+    Args:
+        req: SGLang's.
+        tree: that its path is still in.
+        is_aborted: whether it ended early.
+        now_s: on the clock of `time.perf_counter`.
+    """
+    end = None if req.last_node is None else tree.hot_end(req.last_node)
+    times = req.time_stats
+    return RequestRecord(
+        rid=str(req.rid),
+        arrival_s=times.scheduler_recv_time,
+        first_token_s=times.prefill_finished_time or None,  # SGLang's 0.0 is "not yet"
+        finish_s=now_s,
+        prompt_tokens=len(req.origin_input_ids),
+        output_tokens=len(req.output_ids),
+        cached_tokens=req.cached_tokens,
+        hot_tokens=0 if end is None else sum(tokens for _, _, tokens in tree.hot_path(end.id)),
+        status="aborted" if is_aborted else "finished",
+    )
