@@ -81,7 +81,7 @@ _LAZY: dict[str, frozenset[str]] = {
     "cost_models": frozenset({"plotly", "aiconfigurator_core"}),
     "kernels": frozenset({"sgl_kernel", "flashinfer", "flash_attn", "pynvml"}),
     "sglang_plugin": frozenset({"granikv.cost_models"}),
-    "validate": frozenset({"aiohttp", "sglang", "granikv.sglang_plugin"}),
+    "validate": frozenset({"aiohttp", "safetensors", "sglang", "torch", "granikv.sglang_plugin"}),
     "cli": frozenset({"granikv.kernels", "granikv.sglang_plugin"}),
 }
 # The places in core that speak about what a user chose or wrote in a file.

@@ -5,6 +5,7 @@ device before a graph is replayed, and the kernels read them inside the graph. A
 holds for any prefixes, lengths and slabs; only the variant has a graph of its own.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,8 @@ class GraniDecodeBackend(AttentionBackend):
 
     Attributes:
         last_step: the one that was planned last.
+        planned_steps: how many were planned so far.
+        planned_ns: host time that took.
         variant: whose kernels `forward_decode` launches; a graph is captured for each.
     """
 
@@ -55,6 +58,8 @@ class GraniDecodeBackend(AttentionBackend):
         self.planner = planner
         self.check = check
         self.last_step: PlannedStep | None = None
+        self.planned_steps = 0
+        self.planned_ns = 0
         self.variant: Variant = "stream"
         self._operator = operator
         self._heads = operator.limits.heads
@@ -73,8 +78,11 @@ class GraniDecodeBackend(AttentionBackend):
             reqs: of the batch, by row.
             seq_lens: int64 `[rows]` on the host.
         """
+        begin_ns = time.perf_counter_ns()
         self.last_step = self.planner.plan(tree, reqs, np.asarray(seq_lens))
         self.variant = self.last_step.variant
+        self.planned_steps += 1
+        self.planned_ns += time.perf_counter_ns() - begin_ns
         if self.check is not None:
             self.check.begin_step()
 

@@ -4,7 +4,7 @@ They are made of the classes of SGLang's collector, which have to be imported at
 (its processes share files) and which a deployment may have replaced.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -24,6 +24,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "evictions": ("Nodes of the prefix tree dropped for their room.", ()),
     "promotions": ("Nodes of the prefix tree copied into slabs.", ()),
     "promoted_tokens": ("Tokens copied from COLD into slabs.", ()),
+    "plan_seconds": ("Host time of planning decode steps.", ()),
     "decode_steps": ("Decode steps by their highest mode and by kernels.", ("mode", "variant")),
     "decode_rows": ("Rows of these steps.", ("mode", "variant")),
     "check_failures": ("Layers of checked steps that differed from the paged mode.", ()),
@@ -81,7 +82,7 @@ class PoolMetrics:
             )
             for name, (text, more) in _COUNTERS.items()
         }
-        self._published: Counter[tuple[str, ...]] = Counter()
+        self._published: defaultdict[tuple[str, ...], float] = defaultdict(float)
 
     def publish(
         self,
@@ -90,6 +91,7 @@ class PoolMetrics:
         evictions: int,
         promotions: int,
         promoted_tokens: int,
+        plan_s: float,
         counts: StepCounts,
         check_failures: int,
     ) -> None:
@@ -107,11 +109,12 @@ class PoolMetrics:
         self._count("evictions", [((), evictions)])
         self._count("promotions", [((), promotions)])
         self._count("promoted_tokens", [((), promoted_tokens)])
+        self._count("plan_seconds", [((), plan_s)])
         self._count("decode_steps", counts.steps.items())
         self._count("decode_rows", counts.rows.items())
         self._count("check_failures", [((), check_failures)])
 
-    def _count(self, name: str, totals: Iterable[tuple[tuple[str, ...], int]]) -> None:
+    def _count(self, name: str, totals: Iterable[tuple[tuple[str, ...], float]]) -> None:
         for values, total in totals:
             key = name, *values
             labels = dict(zip(_COUNTERS[name][1], values, strict=True))

@@ -114,6 +114,7 @@ class _Server:
             PoolMetrics(context.collector) if context.current_scheduler_metrics_enabled else None
         )
         self._published_s = time.monotonic()
+        self._planned_before = (0, 0)
         self._recorder: Recorder | None = None
         self._log: StepLog | None = None
         settings = LiveConfig.from_environment()
@@ -168,8 +169,23 @@ class _Server:
             f"GraniKV: HOT {core.hot_used}/{core.hot_tokens} "
             f"(largest free run {core.largest_free_run}), COLD free {core.cold_free}, "
             f"HOT misses {misses}, promoted tokens {promoted_tokens}, "
-            f"last step: {'not planned' if step is None else _words(step)}"
+            f"last step: {'not planned' if step is None else _words(step)}, "
+            f"planning {self._plan_us():.0f} us a step"
         )
+
+    def _plan_us(self) -> float:
+        """Host time of planning a decode step, since the line before."""
+        steps, ns = self._planned()
+        steps_before, ns_before = self._planned_before
+        self._planned_before = (steps, ns)
+        return (ns - ns_before) / 1e3 / max(steps - steps_before, 1)
+
+    def _planned(self) -> tuple[int, int]:
+        backend = self._backend
+        if not isinstance(backend, GraniAttnBackend):
+            return 0, 0
+        decode = backend.decode_backend
+        return decode.planned_steps, decode.planned_ns
 
     def close(self) -> None:
         """Record what has ended, and close the files."""
@@ -197,6 +213,7 @@ class _Server:
             evictions,
             self.tree.promotions,
             promoted_tokens,
+            self._planned()[1] / 1e9,
             self._counts,
             self._check_failures(),
         )

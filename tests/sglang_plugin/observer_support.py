@@ -91,7 +91,9 @@ def make_backend(step=None, failures=None):
     """GraniKV's attention backend without kernels: it has planned `step`."""
     backend = object.__new__(GraniAttnBackend)
     check = None if failures is None else SimpleNamespace(failures=failures)
-    backend.decode_backend = SimpleNamespace(last_step=step, check=check)
+    backend.decode_backend = SimpleNamespace(
+        last_step=step, check=check, planned_steps=0, planned_ns=0
+    )
     return backend
 
 

@@ -103,6 +103,7 @@ def test_metrics_follow_the_pools_and_the_steps(monkeypatch):
         "granikv_evictions_total": {(): 0},
         "granikv_promotions_total": {(): 1},
         "granikv_promoted_tokens_total": {(): 10},
+        "granikv_plan_seconds_total": {(): 0.0},
         "granikv_decode_steps_total": {
             ("paged", "stream"): 1, ("cascade", "stream"): 1, ("dense", "beside"): 2,
         },
@@ -150,11 +151,16 @@ def test_a_line_beside_every_decode_log(monkeypatch, caplog):
     report(observer, tree, 80)
     assert caplog.messages == [
         "GraniKV: HOT 10/40 (largest free run 30), COLD free 79, HOT misses 1, promoted tokens 10, "
-        "last step: 1 dense + 2 cascade, variant split"
+        "last step: 1 dense + 2 cascade, variant split, planning 0 us a step"
     ]
     backend.decode_backend.last_step = None
     report(observer, tree, 120)
-    assert caplog.messages[-1].endswith("last step: not planned")
+    assert caplog.messages[-1].endswith("last step: not planned, planning 0 us a step")
+    backend.decode_backend.planned_steps, backend.decode_backend.planned_ns = 4, 200_000
+    report(observer, tree, 160)
+    assert caplog.messages[-1].endswith("planning 50 us a step")
+    report(observer, tree, 200)
+    assert caplog.messages[-1].endswith("planning 0 us a step")
 
 
 # In a process of its own: where Prometheus keeps its values is settled at its import.
@@ -173,7 +179,7 @@ collector = SimpleNamespace(
 )
 metrics = PoolMetrics(collector)
 for misses in ({"no_room": 2}, {"no_room": 5}):
-    metrics.publish(HotColdAllocator(100, 25).stats(), misses, 0, 1, 7, StepCounts(), 0)
+    metrics.publish(HotColdAllocator(100, 25).stats(), misses, 0, 1, 7, 0.5, StepCounts(), 0)
 registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
 print(generate_latest(registry).decode())
@@ -213,6 +219,6 @@ def test_counts_are_totals():
     pools = support.make_tree().token_to_kv_pool_allocator.core.stats()
     for rows in (1, 2, 3):
         counts.add(support.planned(rows=rows))
-        metrics.publish(pools, {}, rows, 0, 0, counts, 0)
+        metrics.publish(pools, {}, rows, 0, 0, 0.0, counts, 0)
     assert made["granikv_decode_rows_total"].values == {("cascade", "stream"): 6}
     assert made["granikv_evictions_total"].values == {(): 3}
