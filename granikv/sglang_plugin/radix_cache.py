@@ -99,7 +99,8 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     Attributes:
         now_s: the clock.
         prefills: what is being prefilled into slabs.
-        version: another number whenever a request's HOT path may have become another one.
+        paths_version: another number whenever a request's last node may have become another one.
+        hot_version: another number whenever a node's HOT path may have become another one.
         promotions: nodes that were copied from COLD into slabs so far.
         promoted_tokens: of those nodes.
         evicted_nodes: dropped for their room so far, HOT or COLD.
@@ -129,7 +130,8 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         self._moves: list[HotMove] = []
         self._candidates: dict[int, Any] = {}
         self.prefills = InPlacePrefills(self)
-        self.version = 0
+        self.paths_version = 0
+        self.hot_version = 0
         self.promotions = 0
         self.promoted_tokens = 0
         self.evicted_nodes = 0
@@ -143,7 +145,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def reset(self) -> None:
         """Forget everything that is cached."""
         super().reset()
-        self.version += 1
+        self.hot_version += 1
         self.directory.clear()
         self._hot.clear()
         self._uses.clear()
@@ -163,7 +165,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         """As SGLang's; a prompt that is complete counts as a use of its whole path."""
         self.prefills.cache(req, chunked)
         super().cache_unfinished_req(req, chunked)
-        self.version += 1
+        self.paths_version += 1
         if not chunked:
             self.count_use(req)
 
@@ -269,7 +271,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def _split_node(self, key: Any, child: TreeNode, split_len: int) -> TreeNode:
         upper = super()._split_node(key, child, split_len)
         if child.id in self._hot:
-            self.version += 1
+            self.hot_version += 1
             self.directory.split(child.id, upper.id, split_len)
             self._hot[upper.id] = upper
         if child.id in self._uses:
@@ -323,7 +325,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         super()._delete_leaf(node)
         self._uses.pop(node.id, None)
         if self._hot.pop(node.id, None) is not None:
-            self.version += 1
+            self.hot_version += 1
             self.evictable_size_ += len(node.key)  # a HOT node was not counted
 
     # ------------------------------------------------------------------ placement
@@ -374,7 +376,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         else:
             self.evictable_size_ -= length
         self._hot[node.id] = node
-        self.version += 1
+        self.hot_version += 1
         return self.directory.bind(node.id, reservation, length, locks=1 if node.lock_ref else 0)
 
     def is_hot_path(self, node: TreeNode) -> bool:

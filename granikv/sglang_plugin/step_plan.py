@@ -19,6 +19,7 @@ from granikv.sglang_plugin.radix_cache import GraniRadixCache
 Variant = Literal["stream", "serial", "split", "beside", "fa3"]
 
 MAX_SEGMENTS = 64
+_MAX_NODES = 1 << 16  # whose HOT path is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +65,10 @@ class StepPlanner:
         self._heads = heads
         self._overlaps = overlaps
         self._kernels = kernels
+        self._ends: dict[int, int | None] = {}
+        self._hot_version = -1
         self._reqs: Sequence[Any] = ()
-        self._count = 0
-        self._version: int | None = None
+        self._batch = (0, -1, -1)
         self._tables = row_tables([], lambda _: ())
 
     def plan(
@@ -91,16 +93,25 @@ class StepPlanner:
 
     def _row_tables(self, tree: GraniRadixCache, reqs: Sequence[Any]) -> RowTables:
         # SGLang makes a new list when rows leave a batch and extends the list when rows come.
-        same = reqs is self._reqs and len(reqs) == self._count and tree.version == self._version
-        if not same:
-            ends = [tree.hot_end(req.last_node) if self._share else None for req in reqs]
-            self._tables = row_tables(
-                [None if end is None else int(end.id) for end in ends],
-                tree.hot_path,
-                max_segments=MAX_SEGMENTS,
-            )
-            self._reqs, self._count, self._version = reqs, len(reqs), tree.version
+        batch = (len(reqs), tree.paths_version, tree.hot_version)
+        if reqs is not self._reqs or batch != self._batch:
+            self._reqs, self._batch = reqs, batch
+            ends = self._hot_ends(tree, reqs) if self._share else [None] * len(reqs)
+            self._tables = row_tables(ends, tree.hot_path, max_segments=MAX_SEGMENTS)
         return self._tables
+
+    def _hot_ends(self, tree: GraniRadixCache, reqs: Sequence[Any]) -> list[int | None]:
+        """The lowest HOT node of each row's path; a node is looked at once while HOT is as it is."""
+        if tree.hot_version != self._hot_version or len(self._ends) > _MAX_NODES:
+            self._ends.clear()
+            self._hot_version = tree.hot_version
+        known = self._ends
+        last = [req.last_node for req in reqs]
+        for node in last:
+            if node.id not in known:
+                end = tree.hot_end(node)
+                known[node.id] = None if end is None else int(end.id)
+        return [known[node.id] for node in last]
 
     @property
     def variants(self) -> tuple[Variant, ...]:
