@@ -27,7 +27,7 @@ test: $(VENV)/dev.stamp
 kernels: $(GPU_VENV)/dev.stamp
 	$(GPU_BIN)/python -m pytest tests/kernels -m "not gpu"
 
-# Needs no GPU: the plugin's scheduler side in the real SGLang package.
+# Needs no GPU: the plugin in the real SGLang package, and in a server of it on a CPU.
 test-sglang: $(GPU_VENV)/sglang.stamp
 	$(GPU_BIN)/python -m pytest $(SGLANG_TESTS)
 

@@ -74,13 +74,14 @@ def allocate(limits: DecodeLimits) -> Sequences:
 def fill_sequences(
     group_scratch, group_mode, q_starts, k_starts, k_used, groups, least_tokens, G: tl.constexpr
 ):
-    """Read the planner's groups; grid of one block. `group_scratch [6, G]`."""
+    """Read the planner's groups; grid of one block. `group_scratch [7, G]`."""
     g = tl.arange(0, G)
     live = g < groups
     rows = tl.load(group_scratch + g)
     length = tl.load(group_scratch + G + g)
     base = tl.load(group_scratch + 2 * G + g)
     dense = (tl.load(group_mode + g, live, other=0) == 2) & (rows > 0) & (length >= least_tokens)
+    dense = dense & (base >= 0)
     ends = tl.cumsum(rows, 0)
     tl.store(q_starts + g, ends - rows, live)
     tl.store(q_starts + groups, tl.sum(rows, 0))

@@ -20,13 +20,14 @@ from granikv.kernels.tiles import (
 
 @triton.jit
 def _prefix_work(
-    q, k, v, part_out, part_lse, items, members, entry_part, work, scale_log2, q_row, k_row, v_row,
+    q, k, v, part_out, part_lse, items, members, entry_part, slots, width, work, scale_log2, q_row,
+    k_row, v_row,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr,
+    BN: tl.constexpr, COLD: tl.constexpr,
 ):  # fmt: skip
     o, o_lse, _, q_head, part, live = prefix_tile(
-        q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
-        v_row, HQ // HKV, D, DP, BM, BN,
+        q, k, v, items, members, entry_part, slots, width, work // HKV, work % HKV, scale_log2,
+        q_row, k_row, v_row, HQ // HKV, D, DP, BM, BN, COLD,
     )  # fmt: skip
     store_part(part_out, part_lse, o, o_lse, part, q_head, live, HQ, D, DP)
 
@@ -47,8 +48,8 @@ def prefix_pass(
     todo = tl.where(tl.program_id(0) < blocks, tl.load(counts) * HKV, 0)
     for work in range(tl.program_id(0), todo, blocks):
         _prefix_work(
-            q, k, v, part_out, part_lse, items, members, entry_part, work, scale_log2, q_row, k_row,
-            v_row, HQ, HKV, D, DP, BM, BN,
+            q, k, v, part_out, part_lse, items, members, entry_part, items, 0, work, scale_log2,
+            q_row, k_row, v_row, HQ, HKV, D, DP, BM, BN, False,
         )  # fmt: skip
 
 
@@ -88,8 +89,8 @@ def private_pass(
     while work < todo:
         if work < n_cascade:
             _prefix_work(
-                q, k, v, part_out, part_lse, cascade_items, members, entry_part, work, scale_log2,
-                q_row, k_row, v_row, HQ, HKV, D, DP, CASCADE_BM, BN,
+                q, k, v, part_out, part_lse, cascade_items, members, entry_part, private_slots,
+                width, work, scale_log2, q_row, k_row, v_row, HQ, HKV, D, DP, CASCADE_BM, BN, True,
             )  # fmt: skip
         else:
             _private_work(
@@ -148,14 +149,14 @@ def _publish(
 
 @triton.jit
 def _fused_prefix(
-    q, k, v, out, lse, part_out, part_lse, items, members, entry_part, row_part, row_parts,
-    arrivals, work, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head,
+    q, k, v, out, lse, part_out, part_lse, items, members, entry_part, slots, width, row_part,
+    row_parts, arrivals, work, scale_log2, q_row, k_row, v_row, out_row, lse_row, lse_head,
     HQ: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, LSE: tl.constexpr,
+    BN: tl.constexpr, LSE: tl.constexpr, COLD: tl.constexpr,
 ):  # fmt: skip
     o, o_lse, row, q_head, part, live = prefix_tile(
-        q, k, v, items, members, entry_part, work // HKV, work % HKV, scale_log2, q_row, k_row,
-        v_row, HQ // HKV, D, DP, BM, BN,
+        q, k, v, items, members, entry_part, slots, width, work // HKV, work % HKV, scale_log2,
+        q_row, k_row, v_row, HQ // HKV, D, DP, BM, BN, COLD,
     )  # fmt: skip
     _publish(
         out, lse, part_out, part_lse, arrivals, row_part, row_parts, o, o_lse, row, q_head, part,
@@ -217,15 +218,16 @@ def fused_step(
             )  # fmt: skip
         elif work < n_dense:
             _fused_prefix(
-                q, k, v, out, lse, part_out, part_lse, dense_items, members, entry_part, row_part,
-                row_parts, arrivals, work, scale_log2, q_row, k_row, v_row, out_row, lse_row,
-                lse_head, HQ, HKV, D, DP, DENSE_BM, DENSE_BN, LSE,
+                q, k, v, out, lse, part_out, part_lse, dense_items, members, entry_part,
+                private_slots, width, row_part, row_parts, arrivals, work, scale_log2, q_row, k_row,
+                v_row, out_row, lse_row, lse_head, HQ, HKV, D, DP, DENSE_BM, DENSE_BN, LSE, False,
             )  # fmt: skip
         else:
             _fused_prefix(
                 q, k, v, out, lse, part_out, part_lse, cascade_items, members, entry_part,
-                row_part, row_parts, arrivals, work - n_dense, scale_log2, q_row, k_row, v_row,
-                out_row, lse_row, lse_head, HQ, HKV, D, DP, CASCADE_BM, CASCADE_BN, LSE,
+                private_slots, width, row_part, row_parts, arrivals, work - n_dense, scale_log2,
+                q_row, k_row, v_row, out_row, lse_row, lse_head, HQ, HKV, D, DP, CASCADE_BM,
+                CASCADE_BN, LSE, True,
             )  # fmt: skip
     if tl.atomic_add(queues + 2, 1, sem="acq_rel") == blocks - 1:
         tl.store(queues, 0)

@@ -31,9 +31,9 @@ _OVERLAP_COST = tl.constexpr(1.05)
 
 
 @triton.jit
-def _runs_dense(mode, tokens, with_dense, block: tl.constexpr):
+def _runs_dense(mode, is_cold, tokens, with_dense, block: tl.constexpr):
     """Whether a segment is marked dense and can run so; a cascade takes it if not."""
-    return (mode == 2) & (tokens >= block) & (with_dense != 0)
+    return (mode == 2) & (is_cold == 0) & (tokens >= block) & (with_dense != 0)
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def _private_chunk(tokens, max_parts, fixed, HKV: tl.constexpr, SLOTS: tl.conste
 
 @triton.jit
 def _write_prefix_items(
-    items, ends, base, length, group_rows, first_member, count, chunk,
+    items, ends, base, length, group_rows, first_member, columns, count, chunk,
     row_tile: tl.constexpr, groups, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Fill one list: items of a group are chunk by chunk, the row tiles of a chunk side by side."""
@@ -136,10 +136,12 @@ def _write_prefix_items(
         target = items + item * ITEM_WIDTH
         tl.store(target, tl.load(first_member + group, live, other=0) + tile * row_tile, live)
         tl.store(target + 1, tl.minimum(row_tile, rows - tile * row_tile), live)
-        tl.store(target + 2, tl.load(base + group, live, other=0) + cut * chunk, live)
+        slot = tl.load(base + group, live, other=0)
+        tl.store(target + 2, tl.where(slot < 0, slot, slot + cut * chunk), live)
         tl.store(target + 3, tl.minimum(chunk, tokens - cut * chunk), live)
         tl.store(target + 4, cut * chunk, live)
         tl.store(target + 5, cut, live)
+        tl.store(target + 6, tl.load(columns + group, live, other=0) + cut * chunk, live)
 
 
 @triton.jit
@@ -189,12 +191,12 @@ def plan_step(
 
     Inputs are the tables of `DecodeTables`. Outputs, all int32: `counts [4]` (dense, cascade,
     private items, and blocks of the dense pass), the three lists `[capacity, 8]`, `members` and
-    `entry_part` `[rows * 4]`, `row_part` and `row_parts` `[rows]`. `group_scratch [6, G]` is
+    `entry_part` `[rows * 4]`, `row_part` and `row_parts` `[rows]`. `group_scratch [7, G]` is
     private to this kernel.
     """
     group_rows, length, base = group_scratch, group_scratch + G, group_scratch + 2 * G
     first_member, dense_ends = group_scratch + 3 * G, group_scratch + 4 * G
-    cascade_ends = group_scratch + 5 * G
+    cascade_ends, columns = group_scratch + 5 * G, group_scratch + 6 * G
     g = tl.arange(0, G)
     tl.store(group_rows + g, tl.zeros([G], tl.int32))
     tl.store(length + g, tl.zeros([G], tl.int32))
@@ -212,19 +214,22 @@ def plan_step(
     rank = tl.atomic_add(group_rows + group, 1, mask=held)
     tl.store(length + group, tokens, held)
     tl.store(base + group, slot, held)
+    tl.store(columns + group, tl.cumsum(tl.where(held, tokens, 0), 1) - tokens, held)
     tl.debug_barrier()
 
     of_group = tl.load(group_rows + g)
     tokens_of_group = tl.load(length + g)
     mode = tl.load(group_mode + g, g < groups, other=0)
     used = of_group > 0
-    dense = used & _runs_dense(mode, tokens_of_group, with_dense, DENSE_BLOCK)
-    cascade = used & (mode != 0) & (dense == 0)
+    is_cold = tl.load(base + g) < 0
+    dense = used & _runs_dense(mode, is_cold, tokens_of_group, with_dense, DENSE_BLOCK)
+    cascade = used & ((mode != 0) | is_cold) & (dense == 0)
     own = tl.load(private_length + row, live_row, other=0)
     dense_tokens = tl.sum(
         tl.where(dense, (of_group + DENSE_ROWS - 1) // DENSE_ROWS * tokens_of_group, 0), 0
     )
-    row_tokens = tl.sum(own, 0) + tl.sum(tl.where(used & (mode == 0), tokens_of_group, 0), 0)
+    by_rows = used & (dense == 0) & (cascade == 0)
+    row_tokens = tl.sum(own, 0) + tl.sum(tl.where(by_rows, tokens_of_group, 0), 0)
     blocks = SMS
     if (split != 0) & (dense_tokens > 0):
         blocks = _dense_blocks(dense_tokens * HKV, row_tokens * HKV, SMS, S)
@@ -248,20 +253,20 @@ def plan_step(
     tl.debug_barrier()
 
     _write_prefix_items(
-        dense_items, dense_ends, base, length, group_rows, first_member, dense_count, dense_chunk,
-        DENSE_ROWS, groups, ITEM_BLOCK,
+        dense_items, dense_ends, base, length, group_rows, first_member, columns, dense_count,
+        dense_chunk, DENSE_ROWS, groups, ITEM_BLOCK,
     )  # fmt: skip
     _write_prefix_items(
-        cascade_items, cascade_ends, base, length, group_rows, first_member, cascade_count,
-        cascade_chunk, CASCADE_ROWS, groups, ITEM_BLOCK,
+        cascade_items, cascade_ends, base, length, group_rows, first_member, columns,
+        cascade_count, cascade_chunk, CASCADE_ROWS, groups, ITEM_BLOCK,
     )  # fmt: skip
     tl.store(members + tl.load(first_member + group, held, other=0) + rank, entry, held)
 
     entry_mode = tl.load(group_mode + group, held, other=0)
-    paged = held & (entry_mode == 0)
+    paged = held & (entry_mode == 0) & (slot >= 0)
     pieces = tl.where(paged, tokens, tl.where((level == LEVELS)[None, :], own[:, None], 0))
     private_chunk = _private_chunk(pieces, max_parts, fixed_private_chunk, HKV, SLOTS)
-    entry_dense = held & _runs_dense(entry_mode, tokens, with_dense, DENSE_BLOCK)
+    entry_dense = held & _runs_dense(entry_mode, slot < 0, tokens, with_dense, DENSE_BLOCK)
     entry_chunk = tl.where(entry_dense, dense_chunk, cascade_chunk)
     entry_chunk = tl.where(paged, private_chunk, entry_chunk)
     cuts = tl.where(held, (tokens + entry_chunk - 1) // entry_chunk, 0)

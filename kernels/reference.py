@@ -87,11 +87,15 @@ def _slots_of_rows(tables: DecodeTables) -> Iterator[tuple[int, Any]]:
     base, length = tables.segment_base.tolist(), tables.segment_length.tolist()
     own_row, own_start = tables.private_row.tolist(), tables.private_start.tolist()
     for row, own in enumerate(tables.private_length.tolist()):
-        pieces = [
-            torch.arange(base[row][level], base[row][level] + length[row][level])
-            for level in range(MAX_SEGMENTS)
-            if length[row][level] > 0
-        ]
+        pieces, column = [], 0
+        for level in range(MAX_SEGMENTS):
+            first, tokens = base[row][level], length[row][level]
+            if first < 0:
+                cold = tables.private_slots[-1 - first, column : column + tokens]
+                pieces.append(cold.long().cpu())
+            else:
+                pieces.append(torch.arange(first, first + tokens))
+            column += tokens
         start = own_start[row]
         pieces.append(tables.private_slots[own_row[row], start : start + own].long().cpu())
         slots = torch.cat(pieces).to(tables.private_slots.device)

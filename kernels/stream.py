@@ -212,12 +212,15 @@ def _private_tile(
 
 @gluon.jit
 def _cascade_tile(
-    q, k, v, part_out, part_lse, items, members, entry_part, work, q_smem, k_smem, v_smem,
-    scale_log2, q_row, k_row, v_row,
+    q, k, v, part_out, part_lse, items, members, entry_part, private_slots, work, q_smem, k_smem,
+    v_smem, scale_log2, q_row, k_row, v_row, width,
     HQ: gl.constexpr, HKV: gl.constexpr, D: gl.constexpr, DP: gl.constexpr, BN: gl.constexpr,
     STAGES: gl.constexpr, SAME_ROW: gl.constexpr,
 ):  # fmt: skip
-    """Up to 16 packed rows of one group over a chunk of their segment, one kv head."""
+    """Up to 16 packed rows of one group over a chunk of their segment, one kv head.
+
+    A negative `base` is a row of the slot table, as in `DecodeTables`.
+    """
     GROUP: gl.constexpr = HQ // HKV
     LOAD: gl.constexpr = _load_layout()
     item = items + work // HKV * ITEM_WIDTH
@@ -227,11 +230,13 @@ def _cascade_tile(
     base = gl.load(item + 2)
     tokens = gl.load(item + 3)
     cut = gl.load(item + 5)
+    table_row = gl.where(base < 0, -1 - base, 0)
+    table = private_slots + table_row.to(gl.int64) * width + gl.load(item + 6)
     m = gl.arange(0, _ROWS, gl.SliceLayout(1, LOAD))
     live = m // GROUP < count
     row = gl.load(members + first + m // GROUP, live, other=0) // 4
     o, o_lse = _attend(
-        q, k + head * D, v + head * D, members, base, tokens, row, head * GROUP + m % GROUP, live,
+        q, k + head * D, v + head * D, table, base, tokens, row, head * GROUP + m % GROUP, live,
         q_smem, k_smem, v_smem, scale_log2, q_row, k_row, v_row, _ROWS, D, DP, BN, STAGES, SAME_ROW,
     )  # fmt: skip
     m = gl.arange(0, _ROWS, gl.SliceLayout(0, _MMA))
@@ -289,9 +294,9 @@ def stream_pass_kernel(
         following = gl.atomic_add(queue, 1, sem="relaxed") + start
         if work < n_cascade:
             _cascade_tile(
-                q, k, v, part_out, part_lse, cascade_items, members, entry_part, work, q_smem,
-                k_smem, v_smem, scale_log2, q_row, k_row, v_row, HQ, HKV, D, DP, BN, STAGES,
-                SAME_ROW,
+                q, k, v, part_out, part_lse, cascade_items, members, entry_part, private_slots,
+                work, q_smem, k_smem, v_smem, scale_log2, q_row, k_row, v_row, width, HQ, HKV, D,
+                DP, BN, STAGES, SAME_ROW,
             )  # fmt: skip
         else:
             _private_tile(

@@ -38,7 +38,9 @@ class DecodeTables:
     and in every entry of length 0, the other tables may hold anything.
 
     Attributes:
-        segment_base: `[rows, 4]`, first slot of each segment.
+        segment_base: `[rows, 4]`, first slot of each segment. `-1 - r` is a segment whose slots
+            are those of row r of `private_slots`, from the column on that the lengths before it in
+            its row add up to; it runs as a cascade, whatever its mode.
         segment_length: `[rows, 4]` tokens, 0 for no segment; they need not come first.
         segment_group: `[rows, 4]`, group in `[0, groups)`. All entries of one group have the same
             base and length, and a row holds a group once.

@@ -52,18 +52,20 @@ def _finish(peak, total, acc):
 
 @triton.jit
 def prefix_tile(
-    q, k, v, items, members, entry_part, item, head, scale_log2, q_row, k_row, v_row,
+    q, k, v, items, members, entry_part, slots, width, item, head, scale_log2, q_row, k_row, v_row,
     GROUP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    COLD: tl.constexpr,
 ):  # fmt: skip
     """Rows of one group over one chunk of their segment, one kv head.
 
-    Packed row m is head `m % GROUP` of the tile's request `m // GROUP`. Returns O `[BM, DP]`, LSE
+    Packed row m is head `m % GROUP` of the tile's request `m // GROUP`. `COLD` reads segments of
+    any slots through the table `slots [table rows, width]`, too. Returns O `[BM, DP]`, LSE
     `[BM]`, and of each packed row its batch row, query head, part and whether it exists.
     """
     item_at = items + item * ITEM_WIDTH
     first = tl.load(item_at)
     count = tl.load(item_at + 1)
-    slot = tl.load(item_at + 2).to(tl.int64)
+    base = tl.load(item_at + 2)
     tokens = tl.load(item_at + 3)
     cut = tl.load(item_at + 5)
     m = tl.arange(0, BM)
@@ -80,21 +82,34 @@ def prefix_tile(
     total = tl.zeros([BM], tl.float32)
     acc = tl.zeros([BM, DP], tl.float32)
     n = tl.arange(0, BN)
-    k_first = k + slot * k_row + head * D
-    v_first = v + slot * v_row + head * D
-    whole = tokens // BN * BN
-    for start in range(0, whole, BN):
-        at = (start + n).to(tl.int64)
-        peak, total, acc = _attend(
-            queries, k_first, v_first, at * k_row, at * v_row, n < BN, peak, total, acc,
-            scale_log2, offs_d, D, False,
-        )  # fmt: skip
-    if whole < tokens:
-        at = (whole + n).to(tl.int64)
-        peak, total, acc = _attend(
-            queries, k_first, v_first, at * k_row, at * v_row, whole + n < tokens, peak, total,
-            acc, scale_log2, offs_d, D, True,
-        )  # fmt: skip
+    if COLD:
+        indirect = base < 0
+        table_row = tl.where(indirect, -1 - base, 0)
+        table = slots + table_row.to(tl.int64) * width + tl.load(item_at + 6)
+        for start in range(0, tokens, BN):
+            at = start + n
+            slot = tl.load(table + at, (at < tokens) & indirect, other=0)
+            slot = tl.where(indirect, slot, base + at).to(tl.int64)
+            peak, total, acc = _attend(
+                queries, k + head * D, v + head * D, slot * k_row, slot * v_row, at < tokens, peak,
+                total, acc, scale_log2, offs_d, D, True,
+            )  # fmt: skip
+    else:
+        k_first = k + base.to(tl.int64) * k_row + head * D
+        v_first = v + base.to(tl.int64) * v_row + head * D
+        whole = tokens // BN * BN
+        for start in range(0, whole, BN):
+            at = (start + n).to(tl.int64)
+            peak, total, acc = _attend(
+                queries, k_first, v_first, at * k_row, at * v_row, n < BN, peak, total, acc,
+                scale_log2, offs_d, D, False,
+            )  # fmt: skip
+        if whole < tokens:
+            at = (whole + n).to(tl.int64)
+            peak, total, acc = _attend(
+                queries, k_first, v_first, at * k_row, at * v_row, whole + n < tokens, peak, total,
+                acc, scale_log2, offs_d, D, True,
+            )  # fmt: skip
     out, lse = _finish(peak, total, acc)
     return out, lse, row, q_head, part, live
 

@@ -30,7 +30,7 @@ class Workspace:
         entry_part: `[rows * 4]` first part of an entry.
         row_part: `[rows]` first part of a row.
         row_parts: `[rows]` parts to merge, 0 where a tile writes the result.
-        group_scratch: `[6, groups]` of the planner.
+        group_scratch: `[7, groups]` of the planner.
         arrivals: `[rows, num_q_heads]` parts that a fused launch has written so far.
         queues: `[4]` next work of a fused launch's two lists or of the memory-bound pass, and the
             blocks that are done with each.
@@ -87,7 +87,7 @@ def allocate(limits: DecodeLimits, fixed_tokens: int | None) -> Workspace:
         entry_part=ints(rows * 4),
         row_part=ints(rows),
         row_parts=ints(rows),
-        group_scratch=ints(6, padded(limits.max_groups)),
+        group_scratch=ints(7, padded(limits.max_groups)),
         arrivals=ints(rows, heads.q),
         queues=ints(4),
         part_out=floats(parts, heads.q, heads.dim),

@@ -4,8 +4,9 @@ Every variant answers the same prompts twice (so that prefixes are cached, and p
 answers that count), with the log-probability of each token that it chose. Against stock SGLang
 with FlashAttention-3, over the steps up to the first token that differs: by how much they differ,
 and how many answers agree to the end. Bits are not expected to agree across kernels: sums are
-taken in another order and rounded to bfloat16. With `load_format="dummy"` weights are random:
-logits lie close together, so that answers part early; differences of log-probabilities are real.
+taken in another order and rounded to bfloat16. MODEL needs weights under which attention matters,
+real ones or those of `granikv.validate.random_model`: under SGLang's dummy weights all servers
+agree to the bit whatever they attend to.
 """
 
 import argparse
@@ -114,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = chosen.out / f"{name}.json"
         if file.exists():
             continue
-        what = (name, json.loads(chosen.engine), chosen.model, file, asked, chosen.tokens)
+        engine = {"load_format": "auto", **json.loads(chosen.engine)}
+        what = (name, engine, chosen.model, file, asked, chosen.tokens)
         process = multiprocessing.get_context("spawn").Process(target=_ask, args=what)
         process.start()
         process.join()

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 
 from granikv.cli.screen import say
 from granikv.core.errors import ConfigError
+from granikv.core.validation import explain
 
 SGLANG_VERSION = "0.5.17"
 _SERVER = ("--attention-backend", "granikv", "--radix-cache-backend", "granikv")
@@ -28,7 +30,7 @@ def command(
     ] = "shared",
     dispatch: Annotated[
         str,
-        typer.Option(help="cost, threshold, paged, cascade, dense or cascade_global."),
+        typer.Option(help="cost, threshold, paged, cascade, dense, cascade_global, cascade_cold."),
     ] = "cost",
     kernels: Annotated[
         str, typer.Option(help="granikv, or fa3 for FlashAttention-3's pair of kernels.")
@@ -59,9 +61,12 @@ def command(
         "dispatch_table": dispatch_table, "record": record, "check_steps": check_steps,
         "check_against": check_against,
     }  # fmt: skip
-    settings = LiveConfig.from_variables(
-        {name: str(value) for name, value in chosen.items() if value is not None}, ""
-    )
+    try:
+        settings = LiveConfig.model_validate(
+            {name: value for name, value in chosen.items() if value is not None}
+        )
+    except ValidationError as error:
+        raise ConfigError(f"Cannot serve like this: {explain(error, LiveConfig)}.") from None
     _check_sglang()
     others = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLES)}
     line = [

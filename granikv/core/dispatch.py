@@ -2,9 +2,10 @@
 
 Choices: `cost` minimises the predicted time of the whole step, `threshold` is the paper's rule
 (arXiv 2608.15584: dense from M_eff = rows x group >= M_sat, else cascade), `paged`, `cascade` and
-`dense` are fixed, `cascade_global` reads only what the whole batch shares as one cascade level
-(what batch-global cascade engines do). A segment in scattered COLD slots always runs paged, except
-under `cascade_global`.
+`dense` are fixed. Two show where a gain comes from: `cascade_global` reads only what the whole
+batch shares as one cascade level (what batch-global cascade engines do), `cascade_cold` every
+shared prefix as a level, wherever it lies. Under all others a segment in scattered COLD slots runs
+paged.
 """
 
 import math
@@ -17,7 +18,11 @@ from granikv.core.cell_grid import N_FUSED, N_SERIAL, CellGrid, bucket_of, bucke
 from granikv.core.cost_table import CostTable
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 
-DispatchChoice = Literal["cost", "threshold", "paged", "cascade", "dense", "cascade_global"]
+DispatchChoice = Literal[
+    "cost", "threshold", "paged", "cascade", "dense", "cascade_global", "cascade_cold"
+]
+# Those under which a segment may run as a cascade in COLD.
+READS_COLD: frozenset[DispatchChoice] = frozenset({"cascade_global", "cascade_cold"})
 # When a tensor-parallel step runs as a burst and a follow-on step: when that is predicted to be
 # faster, never, or whenever there are rows for both (the paper's rule, to see what it costs).
 RowSplit = Literal["auto", "off", "always"]
@@ -85,6 +90,8 @@ class Dispatcher:
             plan = StepPlan(
                 tuple(Mode.CASCADE if s.rows == shape.rows else Mode.PAGED for s in segments)
             )
+        elif self.choice == "cascade_cold":
+            plan = StepPlan((Mode.CASCADE,) * len(segments))
         elif self.choice == "cost":
             plan = self._cheapest(shape)
         else:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from granikv.core.step import Segment
 
-# (node, first slot, tokens), from below the root down to a HOT node.
-HotPath = Sequence[tuple[int, int, int]]
+# (node, first slot, tokens), from below the root down to a node. Of a COLD node `-1 - r` instead of
+# the first slot: its slots are those that row r of the engine's slot table has for its path.
+NodePath = Sequence[tuple[int, int, int]]
 # (first slot, tokens, rows) of a segment.
 Run = tuple[int, int, int]
 
@@ -25,11 +26,12 @@ class RowTables:
     """Segments of a step's rows.
 
     Attributes:
-        base: int32 `[rows, levels]`, first slots; meaningless where the length is 0.
+        base: int32 `[rows, levels]`, first slots, or `-1 - r` for slots of row r of the engine's
+            slot table; meaningless where the length is 0.
         length: int32 `[rows, levels]` tokens, outermost first, 0 for no segment.
         group: int32 `[rows, levels]`, index into `segments`.
         shared_tokens: int32 `[rows]`, tokens of all segments: where private ones begin.
-        segments: every one with its readers, by base; the form that `Dispatcher.plan` takes.
+        segments: every one with its readers; the form that `Dispatcher.plan` takes.
     """
 
     base: NDArray[np.int32]
@@ -41,18 +43,19 @@ class RowTables:
 
 def row_tables(
     ends: Sequence[int | None],
-    path_of: Callable[[int], HotPath],
+    path_of: Callable[[int], NodePath],
     levels: int = 4,
     max_segments: int = 64,
 ) -> RowTables:
-    """Group rows by the HOT nodes that two or more of them read.
+    """Group rows by the nodes that two or more of them read.
 
     A node and its parent make one segment when the same rows read both and their slots follow each
-    other. Work is linear in the different ends and their paths; rows with the same end share it.
+    other, or are of one row. Work is linear in the different ends and their paths; rows with the
+    same end share it.
 
     Args:
-        ends: the lowest HOT node of each row's path, None for a row without one.
-        path_of: path down to a HOT node; equal for equal nodes.
+        ends: the lowest node of each row's path that may be shared, None for a row without one.
+        path_of: path down to a node; equal for equal nodes.
         levels: most segments of a row; what is below them is private.
         max_segments: most segments in all. Those with the most `rows * length` stay; a row that
             loses one loses those below it too.
@@ -86,22 +89,29 @@ def row_tables(
     of_row = np.array([line_of[end] for end in ends], np.intp)
     base, length, group = np.array(lines, np.int32).transpose(2, 0, 1)[:, of_row]
     shared_tokens = length.sum(axis=1, dtype=np.int32)
-    return RowTables(base, length, group, shared_tokens, tuple(Segment(*run) for run in kept))
+    segments = tuple(Segment(max(base, 0), tokens, rows) for base, tokens, rows in kept)
+    return RowTables(base, length, group, shared_tokens, segments)
 
 
-def _runs(path: HotPath, readers: dict[int, int]) -> list[Run]:
+def _runs(path: NodePath, readers: dict[int, int]) -> list[Run]:
     """A path's shared part, outermost first."""
     runs: list[Run] = []
     for node, base, length in path:
         rows = readers[node]
         if rows < 2:
             break
-        if runs and runs[-1][2] == rows and runs[-1][0] + runs[-1][1] == base:
+        if runs and runs[-1][2] == rows and _follows(runs[-1], base):
             first, above, _ = runs[-1]
             runs[-1] = (first, above + length, rows)
         else:
             runs.append((base, length, rows))
     return runs
+
+
+def _follows(run: Run, base: int) -> bool:
+    """Whether a node at `base` goes on where a run ends."""
+    first, length, _ = run
+    return first == base if first < 0 else first + length == base
 
 
 def _reachable(found: Iterable[list[Run]], most: int) -> dict[Run, int]:

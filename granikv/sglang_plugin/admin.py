@@ -15,6 +15,8 @@ from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
 logger = logging.getLogger(__name__)
 
+READS_CLOCK = "value"  # the admission whose decisions depend on seconds, which differ by rank
+
 _PREFIX = "granikv_"
 _NAMES: dict[str, tuple[str, ...]] = {
     "admission": ADMISSIONS,
@@ -51,7 +53,7 @@ def set_internal_state(original: Callable[..., Any], scheduler: Any, request: An
         return original(scheduler, request)
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
-    updated = scheduler.is_fully_idle() and _are_valid(ours)
+    updated = scheduler.is_fully_idle() and _are_valid(ours, scheduler.ps.tp_size)
     if updated:
         _apply(scheduler, ours)
     else:
@@ -68,12 +70,13 @@ def limit_requests(scheduler: Any) -> None:
     scheduler.max_req_input_len = longest - 5  # the room SGLang leaves
 
 
-def _are_valid(choices: Mapping[str, float]) -> bool:
-    ranges = {"hot_fraction": 1.0, **{name: len(names) for name, names in _NAMES.items()}}
-    return all(
-        option in ranges and 0 <= value < ranges[option] and (option != "hot_fraction" or value > 0)
-        for option, value in choices.items()
-    )
+def _are_valid(choices: Mapping[str, float], tp_size: int) -> bool:
+    named = {option: value for option, value in choices.items() if option != "hot_fraction"}
+    if any(value not in range(len(_NAMES.get(option, ()))) for option, value in named.items()):
+        return False
+    if tp_size > 1 and named.get("admission") == ADMISSIONS.index(READS_CLOCK):
+        return False
+    return 0 < choices.get("hot_fraction", 0.5) < 1
 
 
 def _apply(scheduler: Any, choices: Mapping[str, float]) -> None:
@@ -88,4 +91,8 @@ def _apply(scheduler: Any, choices: Mapping[str, float]) -> None:
         allocator.configure(admission=make_admission(ADMISSIONS[int(choices["admission"])]))
     scheduler.flush_cache()
     limit_requests(scheduler)
-    logger.info("GraniKV settings changed: %s", dict(choices))
+    words = {
+        option: _NAMES[option][int(value)] if option in _NAMES else value
+        for option, value in choices.items()
+    }
+    logger.info("GraniKV settings changed: %s", words)

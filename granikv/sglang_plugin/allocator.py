@@ -100,6 +100,18 @@ class HotColdTokenAllocator(BaseTokenToKVPoolAllocator):
             return
         self.core.free_cold(to_host(free_index))
 
+    @contextmanager
+    def grouped(self) -> Iterator[None]:
+        """One wait for the device for all that is freed in here, or in the group around it."""
+        if not self.is_not_in_free_group:
+            yield
+            return
+        self.free_group_begin()
+        try:
+            yield
+        finally:
+            self.free_group_end()
+
     def get_cpu_copy(self, indices: torch.Tensor, mamba_indices: Any = None) -> Any:
         """KV of slots on the host, as SGLang's own allocator gives it."""
         return self._kvcache.get_cpu_copy(indices, mamba_indices=mamba_indices)

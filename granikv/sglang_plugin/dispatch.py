@@ -10,7 +10,12 @@ from granikv.core.errors import ConfigError
 from granikv.sglang_plugin.config import LiveConfig
 
 # What a device calls itself to the shipped parameters of it.
-_GPUS = {"H200": "h200-sxm", "H100": "h100-sxm", "A100": "a100-sxm4-80gb"}
+_GPUS = {
+    "NVIDIA H200": "h200-sxm",
+    "NVIDIA H100": "h100-sxm",
+    "A100-SXM4-40GB": "a100-sxm4-40gb",
+    "A100": "a100-sxm4-80gb",
+}
 
 
 def make_dispatcher(settings: LiveConfig, hf_config: Any, tp: int, device: Any) -> Dispatcher:

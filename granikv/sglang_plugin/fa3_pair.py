@@ -22,7 +22,7 @@ class Fa3Pair:
         max_rows: rows of the largest batch, padding included.
         heads: of this rank.
         max_prefix_tokens: longest segment.
-        max_private_tokens: of a row; what is beyond is not read.
+        max_private_tokens: most that a row of a planned step has.
         device: where everything lives.
 
     Raises:

@@ -27,7 +27,7 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "plan_seconds": ("Host time of planning decode steps.", ()),
     "decode_steps": ("Decode steps by their highest mode and by kernels.", ("mode", "variant")),
     "decode_rows": ("Rows of these steps.", ("mode", "variant")),
-    "check_failures": ("Layers of checked steps that differed from the paged mode.", ()),
+    "check_failures": ("Layers of checked steps that differed from the reference.", ()),
 }
 
 

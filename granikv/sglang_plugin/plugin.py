@@ -23,7 +23,7 @@ from sglang.srt.server_args import (
 
 from granikv.core.admission import make_admission
 from granikv.core.errors import ConfigError
-from granikv.sglang_plugin.admin import set_internal_state
+from granikv.sglang_plugin.admin import READS_CLOCK, set_internal_state
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator
 from granikv.sglang_plugin.config import VARIABLES, LiveConfig
 from granikv.sglang_plugin.graphs import decode_runner_class
@@ -75,10 +75,11 @@ def build_tree(context: TreeCacheBuildContext) -> GraniRadixCache:
             f"earlier in the log, and check that SGLang {SGLANG_VERSION} is unmodified"
         )
     admission = LiveConfig.from_environment().admission
-    if context.tp_size > 1 and admission == "value":
+    if context.tp_size > 1 and admission == READS_CLOCK:
         raise ConfigError(
-            f"{VARIABLES}ADMISSION=value weighs seconds, which differ between tensor-parallel "
-            f"ranks, so they might place different prefixes; set {VARIABLES}ADMISSION=shared"
+            f"{VARIABLES}ADMISSION={READS_CLOCK} weighs seconds, which differ between "
+            "tensor-parallel ranks, so they might place different prefixes; set "
+            f"{VARIABLES}ADMISSION=shared"
         )
     return GraniRadixCache(context.params)
 

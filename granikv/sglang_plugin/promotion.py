@@ -2,8 +2,8 @@
 
 Our kernels read rows while a step runs, not only before it as SGLang's do. So rows are rewritten
 behind the step that is running: it must not read slots that KV has not been copied to. KV is copied
-on the forward stream: behind that step, and ahead of the next, which reads the new slots and may
-write the old.
+on the stream of the steps, which is the scheduler's own where steps do not overlap: behind that
+step, and ahead of the next, which reads the new slots and may write the old.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,8 @@ def promote_ready(scheduler: Any, *_: Any, **__: Any) -> None:
     tree.prefills.free_taken_over(lambda move: remap(tree, move, to_device(move.dst), live()))
     for node in tree.take_candidates():
         for move in tree.promote(node):
-            scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+            if scheduler.enable_overlap:
+                scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
             src, dst = to_device(move.src), to_device(move.dst)
             remap(tree, move, dst, live())
             _copy_behind_the_running_step(scheduler, src, dst)
@@ -70,10 +71,13 @@ def copy_kv(pool: Any, src: torch.Tensor, dst: torch.Tensor) -> None:
 
 
 def _copy_behind_the_running_step(scheduler: Any, src: torch.Tensor, dst: torch.Tensor) -> None:
-    stream = scheduler.forward_stream
+    pool, stream = scheduler.token_to_kv_pool_allocator.get_kvcache(), scheduler.forward_stream
+    if not scheduler.enable_overlap:
+        copy_kv(pool, src, dst)
+        return
     with scheduler.forward_stream_ctx:
         stream.wait_stream(scheduler.schedule_stream)
-        copy_kv(scheduler.tree_cache.token_to_kv_pool_allocator.get_kvcache(), src, dst)
+        copy_kv(pool, src, dst)
     if src.is_cuda:  # made on the schedule stream, whose allocator must not reuse them yet
         src.record_stream(stream)
         dst.record_stream(stream)

@@ -172,7 +172,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def count_use(self, req: Any) -> None:
         """A request has run on its path, which is looked at before the next step."""
         now_s = self.now_s()
-        for node in self._path(req.last_node):
+        for node in self.path(req.last_node):
             use = self._uses.get(node.id)
             self._uses[node.id] = (
                 _Use(1, now_s, now_s)
@@ -217,14 +217,15 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
 
     def hot_path(self, node_id: int) -> list[tuple[int, int, int]]:
         """(node, first slot, tokens) of the HOT nodes down to a HOT node, from the top."""
-        path = []
-        for node in self._path(self._hot[node_id]):
-            slab = self.directory.slab_of(node.id)
-            assert slab is not None  # a HOT node's parent is HOT
-            path.append((node.id, slab.base, slab.length))
-        return path
+        path = self.path(self._hot[node_id])
+        return [(node.id, self.base_of(node), len(node.key)) for node in path]
 
-    def _path(self, node: TreeNode) -> list[TreeNode]:
+    def base_of(self, node: TreeNode) -> int:
+        """First slot of a HOT node, 0 for a COLD one."""
+        slab = self.directory.slab_of(node.id)
+        return 0 if slab is None else slab.base
+
+    def path(self, node: TreeNode) -> list[TreeNode]:
         """From below the root down to `node`."""
         path = []
         while node is not self.root_node:
@@ -289,13 +290,14 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         ]
         heapq.heapify(heap)
         evicted = 0
-        while heap and evicted < params.num_tokens:
-            _, leaf = heapq.heappop(heap)
-            parent = leaf.parent
-            evicted += len(leaf.key)
-            self._drop(leaf)
-            if parent in self.evictable_leaves and parent.id not in self._hot:
-                heapq.heappush(heap, (priority(parent), parent))
+        with self.token_to_kv_pool_allocator.grouped():
+            while heap and evicted < params.num_tokens:
+                _, leaf = heapq.heappop(heap)
+                parent = leaf.parent
+                evicted += len(leaf.key)
+                self._drop(leaf)
+                if parent in self.evictable_leaves and parent.id not in self._hot:
+                    heapq.heappush(heap, (priority(parent), parent))
         self.update_eviction_metrics(evicted, begin_s)
         return EvictResult(num_tokens_evicted=evicted)
 
@@ -337,7 +339,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         allocator is called again: copy and remap before that.
         """
         chain, start, now_s = [], 0, self.now_s()
-        for member in self._path(node):
+        for member in self.path(node):
             if member.id not in self._hot:
                 use = self._uses.get(member.id, _Use(1, now_s, now_s))
                 chain.append(_Member(member, start, use))

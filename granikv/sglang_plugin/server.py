@@ -16,11 +16,12 @@ from granikv.sglang_plugin.dispatch import make_dispatcher
 from granikv.sglang_plugin.fa3_pair import Fa3Pair
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.step_check import StepCheck
-from granikv.sglang_plugin.step_plan import MAX_SEGMENTS, StepPlanner
+from granikv.sglang_plugin.step_plan import MAX_SEGMENTS, PAIR_TOKENS, StepPlanner
 from granikv.sglang_plugin.step_tables import StepTables
 
 BACKEND = "granikv"
-_PAIR_TOKENS = 2048  # private tokens of a row that the comparison with FA3's pair reads at most
+# Of a row; bounds parts of a fixed size, of which a server that shares nothing has none.
+_SEGMENT_TOKENS = 32_768
 
 
 def build_attention(runner: Any) -> GraniAttnBackend:
@@ -87,8 +88,9 @@ def check_server(_result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         )
     if not isinstance(backend, GraniAttnBackend):
         raise ConfigError(
-            f"--radix-cache-backend {BACKEND} needs --attention-backend {BACKEND}, found "
-            f"{args.attention_backend}; give both, or start the server with `granikv serve`"
+            f"--radix-cache-backend {BACKEND} needs --attention-backend {BACKEND} for prefill and "
+            f"decode, found {' and '.join(args.get_attention_backends())}; give it alone, or start "
+            "the server with `granikv serve`"
         )
     limit_requests(scheduler)
 
@@ -149,13 +151,14 @@ def _operator(
         runner.token_to_kv_pool.dtype,
         device,
         deterministic=settings.deterministic,
+        max_segment_tokens=1 if settings.deterministic else _SEGMENT_TOKENS,
     )
 
 
 def _pair(settings: LiveConfig, heads: Heads, tables: StepTables, device: Any) -> Fa3Pair | None:
     if settings.kernels != "fa3":
         return None
-    return Fa3Pair(tables.max_rows, heads, 1 << 17, _PAIR_TOKENS, device)
+    return Fa3Pair(tables.max_rows, heads, 1 << 17, PAIR_TOKENS, device)
 
 
 def _check(

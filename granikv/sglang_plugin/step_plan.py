@@ -1,13 +1,15 @@
 """What a decode step of the live server shares, and how it is to run: on the host, once a step."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from granikv.core.dispatch import Dispatcher
+from granikv.core.dispatch import READS_COLD, Dispatcher
 from granikv.core.row_tables import RowTables, row_tables
 from granikv.core.step import Launch, Mode, StepPlan, StepShape
 from granikv.kernels.overlap import Overlap, choose_overlap
@@ -19,6 +21,7 @@ from granikv.sglang_plugin.radix_cache import GraniRadixCache
 Variant = Literal["stream", "serial", "split", "beside", "fa3"]
 
 MAX_SEGMENTS = 64
+PAIR_TOKENS = 2048  # private tokens of a row that FA3's pair has room for
 _MAX_NODES = 1 << 16  # whose HOT path is remembered
 
 
@@ -68,7 +71,7 @@ class StepPlanner:
         self._ends: dict[int, int | None] = {}
         self._hot_version = -1
         self._reqs: Sequence[Any] = ()
-        self._batch = (0, -1, -1)
+        self._batch: tuple[int, int, int, str] = (0, -1, -1, "")
         self._tables = row_tables([], lambda _: ())
 
     def plan(
@@ -93,15 +96,25 @@ class StepPlanner:
 
     def _row_tables(self, tree: GraniRadixCache, reqs: Sequence[Any]) -> RowTables:
         # SGLang makes a new list when rows leave a batch and extends the list when rows come.
-        batch = (len(reqs), tree.paths_version, tree.hot_version)
+        choice = self.dispatcher.choice
+        batch = (len(reqs), tree.paths_version, tree.hot_version, choice)
         if reqs is not self._reqs or batch != self._batch:
             self._reqs, self._batch = reqs, batch
-            ends = self._hot_ends(tree, reqs) if self._share else [None] * len(reqs)
-            self._tables = row_tables(ends, tree.hot_path, max_segments=MAX_SEGMENTS)
+            if not self._share:
+                found = row_tables([None] * len(reqs), lambda _: ())
+            elif choice in READS_COLD:
+                found = _with_cold(tree, reqs, len(reqs) if choice == "cascade_global" else 2)
+            else:
+                ends = self._hot_ends(tree, reqs)
+                found = row_tables(ends, tree.hot_path, max_segments=MAX_SEGMENTS)
+            self._tables = found
         return self._tables
 
     def _hot_ends(self, tree: GraniRadixCache, reqs: Sequence[Any]) -> list[int | None]:
-        """The lowest HOT node of each row's path; a node is looked at once while HOT is as it is."""
+        """The lowest HOT node of each row's path.
+
+        A node is looked at once while HOT is as it is.
+        """
         if tree.hot_version != self._hot_version or len(self._ends) > _MAX_NODES:
             self._ends.clear()
             self._hot_version = tree.hot_version
@@ -131,7 +144,30 @@ class StepPlanner:
         if not dense:
             return "stream"
         if self._kernels == "fa3":
-            return "fa3" if len(dense) == 1 and dense[0][1] == shape.rows else "stream"
+            is_one = len(shape.segments) == 1 and shape.segments[0].rows == shape.rows
+            return "fa3" if is_one and shape.max_private_tokens <= PAIR_TOKENS else "stream"
         if plan.launch == Launch.TWO_CALL or "beside" not in self._overlaps:
+            # Dividing the card, the kernels' own plan gives all of it to the dense pass if need be.
             return self._overlaps[0]
         return choose_overlap(shape.rows, shape.group, dense, shape.private_tokens)
+
+
+def _with_cold(tree: GraniRadixCache, reqs: Sequence[Any], least_rows: int) -> RowTables:
+    """Tables of all that so many rows share, wherever it lies.
+
+    For comparisons, and not made for speed.
+    """
+    paths = {req.last_node.id: tree.path(req.last_node) for req in reqs}
+    rows = Counter(node.id for req in reqs for node in paths[req.last_node.id])
+    base: dict[int, int] = {}
+    for req in reqs:
+        for node in paths[req.last_node.id]:
+            # In COLD: where the first of its readers has it.
+            base.setdefault(node.id, tree.base_of(node) or -1 - req.req_pool_idx)
+
+    def shared_path(end: int) -> list[tuple[int, int, int]]:
+        shared = takewhile(lambda node: rows[node.id] >= least_rows, paths[end])
+        return [(node.id, base[node.id], len(node.key)) for node in shared]
+
+    ends = [req.last_node.id for req in reqs]
+    return row_tables(ends, shared_path, max_segments=MAX_SEGMENTS)

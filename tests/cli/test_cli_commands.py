@@ -28,10 +28,12 @@ COMMANDS = dict(walk(typer.main.get_command(app)))
 def test_all_commands_are_there():
     assert sorted(COMMANDS) == [
         "granikv bench kernels",
+        "granikv bench serve",
         "granikv bench sim",
         "granikv dispatch-table",
         "granikv fit",
         "granikv plan",
+        "granikv serve",
         "granikv simulate",
         "granikv trace convert",
         "granikv trace cut",

@@ -101,3 +101,14 @@ def test_limits_must_be_positive():
     for limits in ({"levels": 0}, {"max_segments": 0}):
         with pytest.raises(ValueError, match="must be positive"):
             row_tables([], lambda _: [], **limits)
+
+
+def test_cold_nodes_of_one_row_make_one_segment():
+    """Slots of row 5 for a prefix in two nodes, then a slab, then slots of row 7 for two rows."""
+    top = [(1, -6, 30), (2, -6, 12), (3, 400, 50)]
+    paths = {3: top, 4: [*top, (4, -8, 9)]}
+    tables = row_tables([3, 4, 4], paths.__getitem__)
+    assert tables.base.tolist() == [[-6, 400, 0, 0], [-6, 400, -8, 0], [-6, 400, -8, 0]]
+    assert tables.length.tolist() == [[42, 50, 0, 0], [42, 50, 9, 0], [42, 50, 9, 0]]
+    assert tables.shared_tokens.tolist() == [92, 101, 101]
+    assert sorted(map(tuple, tables.segments)) == [(0, 9, 2), (0, 42, 3), (400, 50, 3)]

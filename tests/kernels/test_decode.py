@@ -374,3 +374,40 @@ def test_private_slots_may_lie_anywhere_in_an_engines_table():
     got = attend(replace(batch, tables=moved))
     for one, before in zip(got, want, strict=True):
         assert torch.equal(one, before)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_segments_may_lie_in_any_slots_of_an_engines_table(launch):
+    """The same KV, scattered: what was a slab is read through a row of one of its readers."""
+    batch = mixed_batch("cascade")
+    want = attend(batch, launch=launch)
+    tables, rows = batch.tables, batch.tables.rows
+    place = torch.randperm(len(batch.k), generator=torch.Generator().manual_seed(1))
+    k, v = torch.empty_like(batch.k), torch.empty_like(batch.v)
+    k[place], v[place] = batch.k, batch.v
+    shared = tables.segment_length.sum(1)
+    wide = torch.full((rows, tables.width + int(shared.max())), 2**31 - 1, dtype=torch.int32)
+    base = torch.zeros_like(tables.segment_base)
+    readers = {}
+    for row in range(rows):
+        column = 0
+        for level in range(4):
+            first, tokens = (
+                int(x[row, level]) for x in (tables.segment_base, tables.segment_length)
+            )
+            wide[row, column : column + tokens] = place[first : first + tokens]
+            column += tokens
+            if tokens:
+                base[row, level] = -1 - readers.setdefault(first, row)
+        own = tables.private_slots[row, : int(tables.private_length[row])].long()
+        wide[row, column : column + len(own)] = place[own]
+    assert len(readers) == 3
+    scattered = replace(
+        tables, segment_base=base, private_slots=wide, private_start=shared.to(torch.int32)
+    )
+    moved = replace(batch, k=k, v=v, tables=scattered)
+    for mode in (0, 1, 2):  # it is a cascade all the same
+        scattered.group_mode[:3] = mode
+        out, lse = check(moved, launch=launch)
+        for got, before in zip((out, lse), want, strict=True):
+            assert torch.equal(got, before)

@@ -1,4 +1,4 @@
-"""Whole engines of SGLang on a CPU, each in processes of its own, on a model that a test writes."""
+"""Whole engines of SGLang on a CPU, each in processes of its own."""
 
 import json
 import os
@@ -11,21 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
-import torch
-from safetensors.torch import save_file
 
 from granikv.sglang_plugin.request_log import REQUEST_COLUMNS
 from granikv.sglang_plugin.step_log import STEP_COLUMNS
 
 _FOLDER = Path(__file__).parent / "cpu_engine"
-_ENGINE_GB = 3  # of memory, its three processes together
+_ENGINE_GB = 2.5  # of memory, its three processes together
 _TIMEOUT_S = 600
-VOCABULARY = 512
-LAYERS = 2
-_Q_HEADS, _KV_HEADS, _HEAD_DIM, _HIDDEN, _INNER = 4, 2, 64, 256, 64
-_SEED = 0
+
 OURS = {"attention_backend": "granikv", "radix_cache_backend": "granikv"}
 STOCK = {"attention_backend": "torch_native"}
 ON_CPU: Mapping[str, Any] = {
@@ -33,92 +27,10 @@ ON_CPU: Mapping[str, Any] = {
     "device": "cpu",
     "dtype": "float16",
     "disable_cuda_graph": True,
-    "max_running_requests": 8,
+    "max_running_requests": 16,  # two lists of prompts: one may come before the other has left
     "chunked_prefill_size": 128,
     "log_level": "info",
 }
-
-
-def write_model(folder: Path) -> Path:
-    """A Llama of two layers whose next token hangs on what attention reads.
-
-    Weights are random. Scores spread by 3 or so, so that attention picks a few tokens, and what it
-    returns weighs more than the token itself. SGLang's dummy weights are so small that all tokens
-    count alike, and for nearly nothing: a wrong slot would not show.
-    """
-    folder.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "float16",
-        "hidden_act": "silu",
-        "hidden_size": _HIDDEN,
-        "intermediate_size": _INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": _Q_HEADS,
-        "num_key_value_heads": _KV_HEADS,
-        "head_dim": _HEAD_DIM,
-        "vocab_size": VOCABULARY,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(np.random.default_rng(_SEED)), folder / "model.safetensors")
-    return folder
-
-
-def _weights(rng: np.random.Generator) -> dict[str, torch.Tensor]:
-    def matrix(rows: int, columns: int, gain: float = 1.0) -> torch.Tensor:
-        values = rng.standard_normal((rows, columns)) * gain / columns**0.5
-        return torch.from_numpy(values.astype(np.float16))
-
-    ones = torch.ones(_HIDDEN, dtype=torch.float16)
-    made = {
-        "model.embed_tokens.weight": matrix(VOCABULARY, _HIDDEN, _HIDDEN**0.5),
-        "model.norm.weight": ones,
-        "lm_head.weight": matrix(VOCABULARY, _HIDDEN, 3),
-    }
-    for layer in range(LAYERS):
-        name = f"model.layers.{layer}."
-        made |= {
-            f"{name}self_attn.q_proj.weight": matrix(_Q_HEADS * _HEAD_DIM, _HIDDEN, 1.7),
-            f"{name}self_attn.k_proj.weight": matrix(_KV_HEADS * _HEAD_DIM, _HIDDEN, 1.7),
-            f"{name}self_attn.v_proj.weight": matrix(_KV_HEADS * _HEAD_DIM, _HIDDEN),
-            f"{name}self_attn.o_proj.weight": matrix(_HIDDEN, _Q_HEADS * _HEAD_DIM, 2),
-            f"{name}mlp.gate_proj.weight": matrix(_INNER, _HIDDEN),
-            f"{name}mlp.up_proj.weight": matrix(_INNER, _HIDDEN),
-            f"{name}mlp.down_proj.weight": matrix(_HIDDEN, _INNER),
-            f"{name}input_layernorm.weight": ones.clone(),
-            f"{name}post_attention_layernorm.weight": ones.clone(),
-        }
-    return made
-
-
-def prompts(seed: int = 1) -> tuple[list[list[int]], list[list[int]], int]:
-    """Prompts on a prefix, on a longer one that begins with it and on none; then some on another
-    prefix, and its length.
-    """
-    rng = np.random.default_rng(seed)
-
-    def tokens(count: int) -> list[int]:
-        drawn: list[int] = rng.integers(3, VOCABULARY, count).tolist()
-        return drawn
-
-    shared = tokens(280)
-    nested = shared + tokens(60)
-    hinted = tokens(300)
-    heads = ((shared, 9), (shared, 5), (nested, 7), (nested, 3), (shared, 1), ([], 20), ([], 33))
-    plain = [head + tokens(own) for head, own in heads]
-    return plain, [hinted + tokens(own) for own in (4, 7, 9)], len(hinted)
-
-
-# ---------------------------------------------------------------------- processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,18 +68,23 @@ class Ended:
 
 @dataclass
 class Engines:
-    """Runs engines, as many at once as cores and memory are for.
+    """Runs engines, as many at once as there are cores, and memory, for.
 
-    A scheduler that fails takes along its parent, all children of that, and nothing else.
+    A scheduler that fails takes its parent along, and all that descends from it: not these tests.
+
+    Attributes:
+        folder: for everything that is written.
+        model: folder of the model.
     """
 
     folder: Path
     model: Path
-    _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         room = int(psutil.virtual_memory().available / 1e9 / _ENGINE_GB)
-        self._pool = ThreadPoolExecutor(max(1, min(os.cpu_count() or 1, room)))
+        # One more than cores: a starting or idle engine waits more than it computes.
+        self._pool = ThreadPoolExecutor(max(1, min((os.cpu_count() or 1) + 1, room)))
 
     def ask(
         self,
@@ -209,11 +126,12 @@ class Engines:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._running.append(process)
+        self._running.add(process)
         try:
             code = process.wait(_TIMEOUT_S)
         finally:
             _kill(process)
+            self._running.discard(process)
         answers = self._answers(name)
         said = json.loads(answers.read_text()) if answers.exists() else []
         return Ended(code, file.read_text(errors="replace"), said, self.folder / name)
@@ -224,7 +142,7 @@ class Engines:
     def close(self) -> None:
         """End everything that still runs."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in self._running:
+        for process in tuple(self._running):
             _kill(process)
         self._pool.shutdown()
 

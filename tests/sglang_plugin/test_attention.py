@@ -62,10 +62,11 @@ def _prompts(seed=0):
     return [first + second + own[0], first + second + own[1], first + own[2], own[3]]
 
 
-def _admit(server, prompts):
+def _admit(server, prompts, promote=True):
     for prompt in prompts:
         assert server.admit(prompt, chunk=1000)
-    promote_ready(server.scheduler)
+    if promote:
+        promote_ready(server.scheduler)
     return server.running
 
 
@@ -151,6 +152,33 @@ def test_every_row_attends_to_its_own_tokens(server, table, choice):
     assert [tuple(s)[1:] for s in backend.last_step.shape.segments] == [(150, 3), (40, 2)]
     want = _reference(server, backend.token_to_kv_pool, reqs, q)
     assert (out[: len(reqs)].double() - want).abs().max() < 4e-3
+
+
+@INTERPRETED
+@pytest.mark.parametrize("promote", [True, False])
+def test_shared_prefixes_may_be_cascades_wherever_they_lie(server, table, promote):
+    reqs = _admit(server, _prompts(), promote)
+    backend = _backend(server, table, "cascade_cold")
+    q, out = _run(backend, server, reqs, padded=7)
+    segments = backend.last_step.shape.segments
+    assert sorted(s[1:] for s in segments) == [(40, 2), (150, 3)]
+    assert [s.base == 0 for s in segments] == [not promote] * 2
+    assert set(backend.last_step.plan.modes) == {Mode.CASCADE}
+    want = _reference(server, backend.token_to_kv_pool, reqs, q)
+    assert (out[: len(reqs)].double() - want).abs().max() < 4e-3
+
+
+@INTERPRETED
+def test_cascade_global_reads_together_what_the_whole_batch_shares(server, table):
+    reqs = list(_admit(server, _prompts(), promote=False))
+    backend = _backend(server, table, "cascade_global")
+    for batch, segments in ((reqs[:3], [(0, 150, 3)]), (reqs, [])):
+        q, out = _run(backend, server, batch)
+        step = backend.last_step
+        assert [tuple(s) for s in step.shape.segments] == segments
+        assert step.plan.modes == (Mode.CASCADE,) * len(segments)
+        want = _reference(server, backend.token_to_kv_pool, batch, q)
+        assert (out.double() - want).abs().max() < 4e-3
 
 
 @INTERPRETED

@@ -126,6 +126,8 @@ class MarkedServer(Server):
         stream = SimpleNamespace(wait_stream=lambda _: None)
         self.scheduler = SimpleNamespace(
             tree_cache=self.tree,
+            token_to_kv_pool_allocator=self.allocator,
+            enable_overlap=True,
             running_batch=SimpleNamespace(reqs=self.running),
             last_batch=None,
             chunked_req=None,

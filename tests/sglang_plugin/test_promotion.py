@@ -1,0 +1,74 @@
+"""What a promotion waits for: our kernels read rows while a step runs."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5.17")
+
+from test_radix_cache import MarkedServer  # noqa: E402
+
+from granikv.core.admission import SharedAdmission  # noqa: E402
+from granikv.sglang_plugin import promotion  # noqa: E402
+from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
+from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
+
+
+@pytest.fixture
+def server():
+    admission = SharedAdmission(min_tokens=4)
+    allocator = HotColdTokenAllocator(
+        200, torch.int64, "cpu", None, False, hot_tokens=80, admission=admission
+    )
+    server = MarkedServer(allocator, GraniRadixCache)
+    for last in (1, 2):
+        assert server.admit([5, 6, 7, 8, 9, last], chunk=100)
+    return server
+
+
+@pytest.fixture
+def events(server, monkeypatch):
+    """What happens, in order, with the stream that it is on."""
+    found, current = [], ["schedule"]
+
+    class Stream(SimpleNamespace):
+        def wait_stream(self, other):
+            found.append(f"{self.name} waits for {other.name}")
+
+    @contextmanager
+    def on_forward():
+        current[0] = "forward"
+        yield
+        current[0] = "schedule"
+
+    def noted(name, call):
+        def wrapped(*arguments):
+            found.append(f"{name} on {current[0]}")
+            return call(*arguments)
+
+        return wrapped
+
+    monkeypatch.setattr(promotion, "remap", noted("rows", promotion.remap))
+    monkeypatch.setattr(promotion, "copy_kv", noted("copy", promotion.copy_kv))
+    server.scheduler.forward_stream = Stream(name="forward")
+    server.scheduler.schedule_stream = Stream(name="schedule")
+    server.scheduler.forward_stream_ctx = on_forward()
+    return found
+
+
+def test_rows_change_behind_the_running_step_and_kv_is_copied_before_the_next(server, events):
+    promotion.promote_ready(server.scheduler)
+    assert events == [
+        "schedule waits for forward",
+        "rows on schedule",
+        "forward waits for schedule",
+        "copy on forward",
+    ]
+
+
+def test_steps_that_do_not_overlap_have_one_stream(server, events):
+    server.scheduler.enable_overlap = False
+    promotion.promote_ready(server.scheduler)
+    assert events == ["rows on schedule", "copy on schedule"]
