@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from granikv.validate.servers import VARIANTS, Variant, serving
+from granikv.validate.servers import NO_HOT, VARIANTS, Variant, serving
 
 # Log-probabilities of the chosen tokens, and the tokens, of each prompt.
 Answers = list[tuple[list[float], list[int]]]
@@ -34,9 +34,7 @@ _CHOICES: Mapping[str, Variant] = {
     "granikv": _OURS,
     "deterministic": replace(_OURS, variables=_DETERMINISTIC),
     # HOT holds nothing, so that nothing is ever promoted.
-    "deterministic-cold": replace(
-        _OURS, variables={**_DETERMINISTIC, "GRANIKV_HOT_FRACTION": "0.00001"}
-    ),
+    "deterministic-cold": replace(_OURS, variables={**_DETERMINISTIC, **NO_HOT}),
 }
 PAIRS = (
     ("stock", "stock-again"),

@@ -24,12 +24,17 @@ class EngineClient:
         self._engine = engine
 
     async def stream(
-        self, prompts: Sequence[list[int]], output_tokens: int, interval: int, rids: Sequence[str]
+        self,
+        prompts: Sequence[list[int]],
+        output_tokens: int,
+        interval: int,
+        rids: Sequence[str],
+        prefix_tokens: int = 0,
     ) -> AsyncIterator[Chunk]:
-        """See `granikv.validate.drive.Client`."""
+        """See `granikv.validate.drive.Client`; `prefix_tokens` are declared as shared."""
         answers = await self._engine.async_generate(
             input_ids=list(prompts),
-            sampling_params=sampling(output_tokens, interval),
+            sampling_params=sampling(output_tokens, interval, prefix_tokens),
             rid=list(rids),
             stream=True,
         )
@@ -136,9 +141,11 @@ class HttpClient:
             return settings
 
 
-def sampling(output_tokens: int, interval: int) -> dict[str, Any]:
-    """Sampling parameters for exactly so many tokens."""
+def sampling(output_tokens: int, interval: int, prefix_tokens: int = 0) -> dict[str, Any]:
+    """Sampling parameters for exactly so many tokens, and a shared prefix where there is one."""
+    hint = {"custom_params": {"granikv_prefix_tokens": prefix_tokens}} if prefix_tokens else {}
     return {
+        **hint,
         "max_new_tokens": output_tokens,
         "temperature": 0,
         "ignore_eos": True,

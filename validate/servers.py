@@ -65,11 +65,15 @@ class Server:
 
 
 _OURS = {"attention_backend": "granikv", "radix_cache_backend": "granikv"}
+NO_HOT = {"GRANIKV_HOT_FRACTION": "0.00001"}  # room for no prefix worth a slab
 _VARIANTS = (
     Variant("stock", {"attention_backend": "fa3"}),
     Variant("granikv", _OURS),
     Variant("granikv-fa3", _OURS, {"GRANIKV_KERNELS": "fa3"}),
-    Variant("granikv-global", _OURS, {"GRANIKV_DISPATCH": "cascade_global"}),
+    # Where the gain comes from: one common prefix in COLD, all of them, and all of them in HOT.
+    Variant("granikv-global", _OURS, {"GRANIKV_DISPATCH": "cascade_global", **NO_HOT}),
+    Variant("granikv-cold", _OURS, {"GRANIKV_DISPATCH": "cascade_cold", **NO_HOT}),
+    Variant("granikv-cascade", _OURS, {"GRANIKV_DISPATCH": "cascade"}),
     Variant("stock-page64", {"attention_backend": "fa3", "page_size": 64}),
     Variant("stock-triton", {"attention_backend": "triton"}),
 )

@@ -26,9 +26,11 @@ PHASES: tuple[Mapping[str, str | float], ...] = (
     {"hot_fraction": 0.6, "admission": "paper", "dispatch": "dense"},
     {"hot_fraction": 0.25, "admission": "value", "dispatch": "cascade"},
     {"hot_fraction": 0.6, "admission": "shared", "dispatch": "threshold"},
+    {"hot_fraction": 0.02, "admission": "shared", "dispatch": "cascade_cold"},
 )
 _IDLE_S = 2.0  # between phases: SGLang's check runs when it has nothing to do
 _ABORTED = 0.15
+_DECLARED = 0.3  # of the requests on a prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,16 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request; aborted after so many tokens, 0 right after it was sent, None never."""
+    """One request; aborted after so many tokens, 0 right after it was sent, None never.
+
+    Attributes:
+        prefix_tokens: declared as shared.
+    """
 
     prompt: list[int]
     output_tokens: int
     abort_after: int | None
+    prefix_tokens: int = 0
 
 
 def jobs(count: int, sizes: Sizes, vocabulary: int, seed: int) -> list[Job]:
@@ -75,14 +82,16 @@ def jobs(count: int, sizes: Sizes, vocabulary: int, seed: int) -> list[Job]:
         own = tokens(int(rng.integers(1, sizes.own_tokens)))
         output = int(rng.integers(1, sizes.output_tokens))
         aborted = rng.random() < _ABORTED
-        made.append(Job([*head, *own], output, int(rng.integers(0, output)) if aborted else None))
+        abort_after = int(rng.integers(0, output)) if aborted else None
+        declared = len(head) if rng.random() < _DECLARED else 0
+        made.append(Job([*head, *own], output, abort_after, declared))
     return made
 
 
 async def send(client: Any, job: Job, rid: str) -> str:
     """One request to its end; the word for how it ended."""
     tokens, status = 0, "unanswered"
-    stream = client.stream([job.prompt], job.output_tokens, 1, [rid])
+    stream = client.stream([job.prompt], job.output_tokens, 1, [rid], job.prefix_tokens)
     if job.abort_after == 0:
         asyncio.get_running_loop().call_later(0.01, asyncio.ensure_future, client.abort(rid))
     async for chunk in stream:
