@@ -1,9 +1,9 @@
 """soak: everything at once, for long, on a server of ours: `python -m granikv.validate.soak MODEL`.
 
 Shared, nested and unshared prompts, some of them aborted, on pools that are far too small, with
-another hot fraction, admission and dispatch every now and then. SGLang checks at every idle moment
-that no slot is lost and ends the server if one is. Prints one JSON object; exit code 1 where a
-request had no proper end.
+another hot fraction, admission and dispatch every now and then. SGLang checks at every step and
+every idle moment that no slot is lost and ends the server if one is. Prints one JSON object; exit
+code 1 where a request had no proper end.
 """
 
 import argparse
@@ -29,6 +29,7 @@ PHASES: tuple[Mapping[str, str | float], ...] = (
     {"hot_fraction": 0.02, "admission": "shared", "dispatch": "cascade_cold"},
 )
 _IDLE_S = 2.0  # between phases: SGLang's check runs when it has nothing to do
+_CHECKS = "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"  # 1: a lost slot ends the server
 _ABORTED = 0.15
 _DECLARED = 0.3  # of the requests on a prefix
 
@@ -159,7 +160,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sizes = Sizes(**json.loads(chosen.sizes))
     ours = VARIANTS["granikv"]
     arguments = {"max_total_tokens": sizes.pool_tokens, **json.loads(chosen.engine)}
-    variant = replace(ours, arguments={**ours.arguments, **arguments})
+    variables = {**ours.variables, _CHECKS: "1"}
+    variant = replace(ours, arguments={**ours.arguments, **arguments}, variables=variables)
     with serving(variant, chosen.model) as server:
         result = server.run(soak(server.client, chosen.requests, sizes, chosen.vocabulary))
     print(json.dumps(result))
