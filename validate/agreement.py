@@ -52,7 +52,7 @@ def prompts(count: int, vocabulary: int, longest: int, seed: int = 0) -> list[li
         return list(map(int, rng.integers(10, vocabulary, count)))
 
     long, short = tokens(longest), tokens(longest // 4)
-    heads = (long, short, long + tokens(longest // 8), [])
+    heads: tuple[list[int], ...] = (long, short, long + tokens(longest // 8), [])
     return [[*heads[i % 4], *tokens(int(rng.integers(16, 128)))] for i in range(count)]
 
 

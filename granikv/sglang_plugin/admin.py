@@ -6,10 +6,10 @@ as its place among the names of its option.
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from granikv.core.admission import ADMISSIONS, make_admission
-from granikv.core.dispatch import DISPATCH_CHOICES, Dispatcher
+from granikv.core.dispatch import DISPATCH_CHOICES, DispatchChoice, Dispatcher
 from granikv.core.errors import ConfigError
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
@@ -83,7 +83,7 @@ def _apply(scheduler: Any, choices: Mapping[str, float]) -> None:
     if "dispatch" in choices:
         planner = scheduler.tp_worker.model_runner.attn_backend.decode_backend.planner
         old, choice = planner.dispatcher, DISPATCH_CHOICES[int(choices["dispatch"])]
-        planner.dispatcher = Dispatcher(old.table, choice, old.row_split)
+        planner.dispatcher = Dispatcher(old.table, cast(DispatchChoice, choice), old.row_split)
     allocator = scheduler.token_to_kv_pool_allocator
     if "hot_fraction" in choices:
         allocator.configure(hot_tokens=int(choices["hot_fraction"] * allocator.size))

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 import sglang
+from sglang.srt.environ import envs
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator
 from sglang.srt.mem_cache.registry import TreeCacheBuildContext, register_radix_cache_backend
@@ -34,6 +35,7 @@ from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.server import BACKEND, build_attention, check_server, plan_step
 
 SGLANG_VERSION = "0.5.17"
+_SIZED_LATE = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING  # resizes a pool that is in use
 
 
 def register() -> None:
@@ -125,6 +127,7 @@ def unsupported(server_args: Any, context: TreeCacheBuildContext) -> list[str]:
         "--enable-two-batch-overlap": server_args.enable_two_batch_overlap,
         "--enable-pdmux": server_args.enable_pdmux,
         "--enable-streaming-session": server_args.enable_streaming_session,
+        f"{_SIZED_LATE.name}=1": _SIZED_LATE.get(),
         "disaggregated prefill": server_args.disaggregation_mode not in (None, "null"),
         f"--kv-cache-dtype {server_args.kv_cache_dtype}": server_args.kv_cache_dtype
         not in ("auto", "bfloat16", "bf16"),

@@ -156,6 +156,12 @@ def test_what_does_not_go_with_slabs_is_refused_by_name(change, named):
         plugin.build_tree(_context(**change))
 
 
+def test_a_pool_that_is_sized_late_is_refused(monkeypatch):
+    monkeypatch.setenv("SGLANG_ENABLE_POST_CAPTURE_KV_SIZING", "1")
+    with pytest.raises(ConfigError, match="SGLANG_ENABLE_POST_CAPTURE_KV_SIZING=1"):
+        plugin.build_tree(_context())
+
+
 def test_ranks_may_not_decide_by_their_own_clocks(monkeypatch):
     """A policy that weighs seconds is refused with the name of one that does not."""
     monkeypatch.setattr(plugin, "_is_in_place", lambda *_: True)
