@@ -78,6 +78,7 @@ class EngineClient:
 
         from granikv.sglang_plugin.admin import to_numbers
 
+        await self.flush()  # waits for the last step of what was asked before
         request = SetInternalStateReq(server_args=to_numbers(choices))
         if not all(await self._engine.tokenizer_manager.set_internal_state(request)):
             raise ServerError(f"the server kept its settings instead of {dict(choices)}")

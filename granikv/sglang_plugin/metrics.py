@@ -20,7 +20,7 @@ _GAUGES = {
     "cold_free_tokens": "COLD slots that are free; what eviction could free is not counted.",
 }
 _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "hot_misses": ("Slabs that were wanted and could not be had.", ("reason",)),
+    "hot_misses": ("Attempts to get a slab that found none.", ("reason",)),
     "evictions": ("Nodes of the prefix tree dropped for their room.", ()),
     "promotions": ("Nodes of the prefix tree copied into slabs.", ()),
     "promoted_tokens": ("Tokens copied from COLD into slabs.", ()),

@@ -79,7 +79,7 @@ class Observer:
     def after_release_kv_cache(
         self, _result: None, req: Any, tree_cache: Any, *_: Any, **__: Any
     ) -> None:
-        """After `release_kv_cache`, once for every request that ends: record it."""
+        """After `release_kv_cache`, once for every request that has run: record it."""
         if req.finished_reason is not None and (server := self._of_tree(tree_cache)):
             server.ended(req, is_aborted=req.finished_reason.to_json()["type"] == "abort")
 

@@ -1,4 +1,4 @@
-"""One record for each request that ends on the live server."""
+"""One record for each request that has run on the live server; see docs/serving.md for others."""
 
 from dataclasses import dataclass
 from typing import Any
