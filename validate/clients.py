@@ -66,6 +66,11 @@ class EngineClient:
         """End one request now."""
         self._engine.tokenizer_manager.abort_request(rid)
 
+    async def state(self) -> dict[str, Any]:
+        """What a server of ours says about itself; empty for another one."""
+        (state, *_) = await self._engine.tokenizer_manager.get_internal_state()
+        return dict(state.get("granikv", {}))
+
     async def configure(self, choices: Mapping[str, str | float]) -> None:
         """Give an idle server of ours another hot fraction, admission or dispatch.
 

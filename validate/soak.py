@@ -2,8 +2,9 @@
 
 Shared, nested and unshared prompts, some of them aborted, on pools that are far too small, with
 another hot fraction, admission and dispatch every now and then. SGLang checks at every step and
-every idle moment that no slot is lost and ends the server if one is. Prints one JSON object; exit
-code 1 where a request had no proper end.
+every idle moment that no slot is lost and ends the server if one is. With `GRANIKV_CHECK_STEPS`,
+steps are computed twice. Prints one JSON object; exit code 1 where a request had no proper end or a
+checked step differed.
 """
 
 import argparse
@@ -138,14 +139,17 @@ async def soak(client: Any, count: int, sizes: Sizes, vocabulary: int) -> dict[s
     # A prompt that COLD can never hold gets an answer, and a server that lives answers the next.
     result["too_long"] = await send(client, Job([7] * sizes.pool_tokens, 1, None), "too-long")
     result["afterwards"] = await send(client, Job([7] * 8, 4, None), "afterwards")
+    result["server"] = await client.state()
     return result
 
 
 def is_clean(result: Mapping[str, Any]) -> bool:
-    """Whether every request had a proper end."""
+    """Whether every request had a proper end, and no checked step differed."""
     ends = {end for one in result["phases"] for end in one["ends"]}
     last = (result["too_long"], result["afterwards"])
-    return ends <= {"finished", "aborted"} and last == ("aborted unasked", "finished")
+    if ends - {"finished", "aborted"} or last != ("aborted unasked", "finished"):
+        return False
+    return int(result["server"]["check_failures"]) == 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

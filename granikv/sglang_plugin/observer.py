@@ -21,6 +21,7 @@ from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.recorder import Recorder
 from granikv.sglang_plugin.request_log import record_of
 from granikv.sglang_plugin.server_facts import facts_of
+from granikv.sglang_plugin.step_check import StepCheck
 from granikv.sglang_plugin.step_log import PoolTotals, StepLog
 from granikv.sglang_plugin.step_plan import PlannedStep
 from granikv.sglang_plugin.step_timer import CudaTimer, HostTimer
@@ -91,6 +92,11 @@ class Observer:
             if server is not None:
                 logger.info(server.line())
 
+    def after_get_internal_state(self, result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+        """After `Scheduler.get_internal_state`: what `/server_info` says of us."""
+        if server := self._of_tree(scheduler.tree_cache):
+            result.internal_state["granikv"] = server.state()
+
     def close(self) -> None:
         """Write what has been recorded so far."""
         if self._server is not None:
@@ -160,6 +166,28 @@ class _Server:
         if self._recorder is not None:
             self._recorder.request(record_of(req, self.tree, is_aborted, time.perf_counter()))
 
+    def state(self) -> dict[str, Any]:
+        """Pools now, and totals since the start, as plain values."""
+        core, tree = self.tree.token_to_kv_pool_allocator.core, self.tree
+        misses, evictions, retractions, promoted_tokens = self.totals.read()
+        steps, plan_ns = self._planned()
+        check = self._check()
+        return {
+            "hot_tokens": core.hot_tokens,
+            "hot_used_tokens": core.hot_used,
+            "cold_free_tokens": core.cold_free,
+            "hot_misses": misses,
+            "evictions": evictions,
+            "retractions": retractions,
+            "promotions": tree.promotions,
+            "promoted_tokens": promoted_tokens,
+            "decode_steps": steps,
+            "plan_us": plan_ns / 1e3 / max(steps, 1),
+            "checked_steps": 0 if check is None else check.steps,
+            "check_failures": 0 if check is None else check.failures,
+            "check_largest_error": 0.0 if check is None else check.largest_error,
+        }
+
     def line(self) -> str:
         """The state of the pools, and how the last decode step ran."""
         core = self.tree.token_to_kv_pool_allocator.core
@@ -199,14 +227,14 @@ class _Server:
         backend = self._backend
         return backend.last_step if isinstance(backend, GraniAttnBackend) else None
 
-    def _check_failures(self) -> int:
+    def _check(self) -> StepCheck | None:
         backend = self._backend
-        check = backend.decode_backend.check if isinstance(backend, GraniAttnBackend) else None
-        return 0 if check is None else check.failures
+        return backend.decode_backend.check if isinstance(backend, GraniAttnBackend) else None
 
     def _publish(self, metrics: PoolMetrics) -> None:
         self._published_s = time.monotonic()
         _, evictions, _, promoted_tokens = self.totals.read()
+        check = self._check()
         metrics.publish(
             self.tree.token_to_kv_pool_allocator.core.stats(),
             self.totals.misses(),
@@ -215,7 +243,7 @@ class _Server:
             promoted_tokens,
             self._planned()[1] / 1e9,
             self._counts,
-            self._check_failures(),
+            0 if check is None else check.failures,
         )
 
 

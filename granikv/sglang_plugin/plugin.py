@@ -185,6 +185,7 @@ _HOOKS = (
         HookType.AFTER,
     ),
     (f"{_SCHEDULER}.on_idle", _OBSERVER.before_on_idle, HookType.BEFORE),
+    (f"{_SCHEDULER}.get_internal_state", _OBSERVER.after_get_internal_state, HookType.AFTER),
     (
         "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
         _OBSERVER.after_retract_decode,

@@ -222,3 +222,24 @@ def test_counts_are_totals():
         metrics.publish(pools, {}, rows, 0, 0, 0.0, counts, 0)
     assert made["granikv_decode_rows_total"].values == {("cascade", "stream"): 6}
     assert made["granikv_evictions_total"].values == {(): 3}
+
+
+def test_server_info_says_where_everything_stands(monkeypatch):
+    tree = support.make_tree()
+    backend = support.make_backend(support.planned())
+    backend.decode_backend.check = SimpleNamespace(steps=5, failures=2, largest_error=0.25)
+    backend.decode_backend.planned_steps, backend.decode_backend.planned_ns = 4, 200_000
+    observer, scheduler = watched(monkeypatch, tree, backend, None)
+    support.share(tree, 10)
+    support.share(tree, 41, first=2)
+    answer = SimpleNamespace(internal_state={"last_gen_throughput": 1.0})
+    observer.after_get_internal_state(answer, scheduler, "request")
+    assert answer.internal_state["granikv"] == {
+        "hot_tokens": 40, "hot_used_tokens": 10, "cold_free_tokens": 79, "hot_misses": 1,
+        "evictions": 0, "retractions": 0, "promotions": 1, "promoted_tokens": 10,
+        "decode_steps": 4, "plan_us": 50.0,
+        "checked_steps": 5, "check_failures": 2, "check_largest_error": 0.25,
+    }  # fmt: skip
+    theirs = SimpleNamespace(internal_state={})
+    observer.after_get_internal_state(theirs, SimpleNamespace(tree_cache="SGLang's"))
+    assert theirs.internal_state == {}
