@@ -128,8 +128,8 @@ def serving(variant: Variant, model: str, record: Path | None = None) -> Iterato
         begin_s = time.perf_counter()
         arguments = COMMON | dict(variant.arguments)
         engine = sglang.Engine(model_path=model, **arguments)
-        # A full collection over all that SGLang has imported takes half a second, in which reports
-        # would wait to be read: 256 rows at 9.8 ms a step were once seen as 13.9.
+        # Reports of 256 rows at 9.8 ms a step were once read half a second late, and the step seen
+        # as 13.9 ms. A full collection over all that SGLang has imported is the likely cause.
         gc.collect()
         gc.freeze()
         try:
