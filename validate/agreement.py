@@ -11,7 +11,6 @@ agree to the bit whatever they attend to.
 
 import argparse
 import json
-import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from granikv.validate.servers import NO_HOT, VARIANTS, Variant, serving
+from granikv.validate.servers import NO_HOT, VARIANTS, Variant, in_new_process, serving
 
 # Log-probabilities of the chosen tokens, and the tokens, of each prompt.
 Answers = list[tuple[list[float], list[int]]]
@@ -89,7 +88,7 @@ def compare(one: Answers, other: Answers) -> dict[str, float]:
 
 
 def _ask(name: str, engine: Mapping[str, Any], model: str, file: Path, *asked: Any) -> None:
-    """In a process of its own, which a dying server takes along."""
+    """Ask one server, and keep what it says."""
     variant = _CHOICES[name]
     variant = replace(variant, arguments={**variant.arguments, **engine})
     file.write_text(json.dumps(answers(variant, model, *asked)))
@@ -114,10 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if file.exists():
             continue
         engine = {"load_format": "auto", **json.loads(chosen.engine)}
-        what = (name, engine, chosen.model, file, asked, chosen.tokens)
-        process = multiprocessing.get_context("spawn").Process(target=_ask, args=what)
-        process.start()
-        process.join()
+        in_new_process(_ask, name, engine, chosen.model, file, asked, chosen.tokens)
     found = {p.stem: json.loads(p.read_text()) for p in sorted(chosen.out.glob("*.json"))}
     for one, other in PAIRS:
         if one in found and other in found:

@@ -9,12 +9,12 @@ each number is.
 
 import argparse
 import asyncio
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,14 @@ from granikv.validate.measure import measure
 from granikv.validate.serve_cells import Cell, TraceCell, cells
 from granikv.validate.serve_results import Results
 from granikv.validate.serve_table import table_text
-from granikv.validate.servers import gpu_state, serving, variant_of, versions, wait_until_free
+from granikv.validate.servers import (
+    gpu_state,
+    in_new_process,
+    serving,
+    variant_of,
+    versions,
+    wait_until_free,
+)
 from granikv.validate.steady import CellError
 
 CELLS = "headline,poisson,unshared,grid"
@@ -132,7 +139,7 @@ def run(settings: Settings, launch: Launch | None = None) -> int:
     started = datetime.now(UTC).isoformat(timespec="seconds")
     until_s = time.time() + settings.budget_s
     before = gpu_state()
-    start = launch or (in_process if settings.url else in_new_process)
+    start = launch or (in_process if settings.url else partial(in_new_process, in_process))
     died = 0
     for name, jobs in plan:
         if not jobs:
@@ -153,14 +160,6 @@ def run(settings: Settings, launch: Launch | None = None) -> int:
             say("the GPU is still in use after the server's end; stopped here")
             break
     return died
-
-
-def in_new_process(share: Share) -> int:
-    """Measure in a process of its own, which a dying scheduler may take with it."""
-    process = multiprocessing.get_context("spawn").Process(target=in_process, args=(share,))
-    process.start()
-    process.join()
-    return process.exitcode or 0
 
 
 def in_process(share: Share) -> int:

@@ -16,7 +16,6 @@ engine's prefixes lie in scattered slots.
 import argparse
 import json
 import random
-import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from granikv.validate.servers import COMMON, gpu_state
 
 _SHORT, _LONG = 16, 144
 _REPEATS = 3
@@ -58,18 +59,11 @@ def measure(model: str, out: Path, gpu: str, parts: Sequence[str], prefill_graph
     """Start an engine on `model` and append one row per point of `parts` to `out`."""
     import sglang
 
-    engine = sglang.Engine(
-        model_path=model,
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        attention_backend="fa3",
-        sampling_backend="pytorch",
-        grammar_backend="none",
-        mem_fraction_static=0.85,
-        cuda_graph_max_bs_decode=256,
-        max_running_requests=256,
-        disable_prefill_cuda_graph=not prefill_graphs,
-    )
+    arguments = COMMON | {
+        "attention_backend": "fa3",
+        "disable_prefill_cuda_graph": not prefill_graphs,
+    }
+    engine = sglang.Engine(model_path=model, **arguments)
     config = json.loads((Path(model) / "config.json").read_text())
     fixed = {
         "op": "step",
@@ -84,7 +78,7 @@ def measure(model: str, out: Path, gpu: str, parts: Sequence[str], prefill_graph
         "num_gpus": 1,
         "bytes": None,
         "versions_json": json.dumps({name: version(name) for name in ("sglang", "torch")}),
-        "clocks": _clocks(),
+        "clocks": gpu_state().get("clocks"),
         "date": datetime.now(UTC).date().isoformat(),
         "source": f"granikv.validate.engine_steps {'graphs ' * prefill_graphs}{Path(model).name}",
     }
@@ -162,15 +156,6 @@ def _seconds(action: Callable[[], None]) -> float:
     start = time.perf_counter()
     action()
     return time.perf_counter() - start
-
-
-def _clocks() -> str | None:
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,clocks.mem", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(query, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.splitlines()[0].strip()
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """servers: the variants of a server that are compared, and an engine of each in this process."""
 
 import gc
+import multiprocessing
 import os
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -135,7 +136,7 @@ def serving(variant: Variant, model: str, record: Path | None = None) -> Iterato
         try:
             facts = {
                 "flags": arguments,
-                "variables": {k: v for k, v in os.environ.items() if k.startswith(_OURS_PREFIX)},
+                "variables": chosen_variables(),
                 "versions": versions(),
                 "size_tokens": engine.get_server_info()["max_total_num_tokens"],
                 "startup_s": round(time.perf_counter() - begin_s, 1),
@@ -144,6 +145,26 @@ def serving(variant: Variant, model: str, record: Path | None = None) -> Iterato
         finally:
             gc.unfreeze()
             engine.shutdown()
+
+
+def chosen_variables() -> dict[str, str]:
+    """GraniKV's variables of this process.
+
+    Not the folder for records: a path of this machine, which results have relative to themselves.
+    """
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(_OURS_PREFIX) and name != _RECORD
+    }
+
+
+def in_new_process(call: Callable[..., Any], *arguments: Any) -> int:
+    """Call in a process of its own, which a dying server may take along; its exit code."""
+    process = multiprocessing.get_context("spawn").Process(target=call, args=arguments)
+    process.start()
+    process.join()
+    return process.exitcode or 0
 
 
 def versions() -> dict[str, str]:
