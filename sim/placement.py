@@ -1,8 +1,7 @@
 """HotPlacement: brings shared prefixes into HOT slabs, in place or later by a copy."""
 
-from granikv.core.admission import PrefixView
 from granikv.core.directory import SlabDirectory
-from granikv.core.placement import make_room, promote
+from granikv.core.placement import promote, reserve_declared
 from granikv.sim.prefix_index import PrefixIndex
 from granikv.sim.radix_node import Node
 from granikv.sim.requests import RequestState
@@ -43,24 +42,15 @@ class HotPlacement:
         if cursor is None or state.reservation is not None:
             return
         place = (cursor.node.node_id, state.fill[cursor.run][0], cursor.offset)
-        length = state.request.prefix_tokens - cursor.depth
-        view = PrefixView(
-            node=_UNBORN_NODE,
-            length=length,
-            live_requests=1,
-            hits=1,
-            first_use_s=now_s,
-            last_use_s=now_s,
-            now_s=now_s,
-            hinted=True,
-        )
-        if place in self._being_placed or not self._directory.wants(view):
+        if place in self._being_placed:
             return
-        if make_room(self._directory, self._index, view):
-            state.reservation = self._directory.reserve(view)
-            if state.reservation is not None:
-                state.placing = place
-                self._being_placed.add(place)
+        length = state.request.prefix_tokens - cursor.depth
+        state.reservation = reserve_declared(
+            self._directory, self._index, _UNBORN_NODE, length, now_s
+        )
+        if state.reservation is not None:
+            state.placing = place
+            self._being_placed.add(place)
 
     def finish(self, state: RequestState) -> None:
         """End a placement by prefilling: what was not filled goes back."""

@@ -14,22 +14,14 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from granikv.core.errors import ConfigError, TraceFormatError
-from granikv.traces.records import STEP_SCHEMA, RunHeader, RunWriter
+from granikv.traces.records import REQUEST_SCHEMA, STEP_SCHEMA, RunHeader, RunWriter
 
 _HEADER = "header.json"
 _WORK = "converting"
+_UNKNOWN = {"id", "session", "sent_s", "replica"}  # to the server that writes a line
 _REQUEST_SCHEMA = pl.Schema(
-    {
-        "rid": pl.String(),
-        "arrival_s": pl.Float64(),
-        "first_token_s": pl.Float64(),
-        "finish_s": pl.Float64(),
-        "prompt_tokens": pl.Int64(),
-        "output_tokens": pl.Int64(),
-        "cached_tokens": pl.Int64(),
-        "hot_tokens": pl.Int64(),
-        "status": pl.String(),
-    }
+    {"rid": pl.String()}
+    | {name: dtype for name, dtype in REQUEST_SCHEMA.items() if name not in _UNKNOWN}
 )
 _NULLABLE = "first_token_s"
 _INT64_DIGITS = 18

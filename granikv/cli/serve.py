@@ -14,9 +14,6 @@ from granikv.cli.screen import say
 from granikv.core.errors import ConfigError
 from granikv.core.validation import explain
 
-SGLANG_VERSION = "0.5.17"
-_SERVER = ("--attention-backend", "granikv", "--radix-cache-backend", "granikv")
-
 
 def command(
     context: typer.Context,
@@ -53,7 +50,7 @@ def command(
     ] = "paged",
 ) -> None:
     """Serve MODEL with SGLang and GraniKV; SGLang's own flags follow after `--`."""
-    from granikv.sglang_plugin.config import VARIABLES, LiveConfig
+    from granikv.sglang_plugin.config import BACKEND, VARIABLES, LiveConfig
 
     chosen: dict[str, Any] = {
         "hot_fraction": hot_fraction, "admission": admission, "dispatch": dispatch,
@@ -70,13 +67,16 @@ def command(
     _check_sglang()
     others = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLES)}
     line = [
-        sys.executable, "-m", "sglang.launch_server", "--model-path", model, *_SERVER, *context.args
+        sys.executable, "-m", "sglang.launch_server", "--model-path", model,
+        "--attention-backend", BACKEND, "--radix-cache-backend", BACKEND, *context.args,
     ]  # fmt: skip
     say(shlex.join(line[1:]))
     os.execve(sys.executable, line, others | settings.to_variables())
 
 
 def _check_sglang() -> None:
+    from granikv.sglang_plugin.config import SGLANG_VERSION
+
     try:
         found = version("sglang")
     except PackageNotFoundError:

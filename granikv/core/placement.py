@@ -81,6 +81,33 @@ def promote(
     return 0
 
 
+def reserve_declared(
+    directory: SlabDirectory, tree: HotTree[Member], node: int, length: int, now_s: float
+) -> Reservation | None:
+    """A slab for a prefix that the request that declares it is about to prefill; None for none.
+
+    Args:
+        directory: of the slabs.
+        tree: that the prefix will be in.
+        node: names a prefix that has no node yet.
+        length: tokens of the slab.
+        now_s: the time of the decision.
+    """
+    view = PrefixView(
+        node=node,
+        length=length,
+        live_requests=1,
+        hits=1,
+        first_use_s=now_s,
+        last_use_s=now_s,
+        now_s=now_s,
+        hinted=True,
+    )
+    if directory.wants(view) and make_room(directory, tree, view):
+        return directory.reserve(view)
+    return None
+
+
 def make_room(directory: SlabDirectory, tree: HotTree[Member], view: PrefixView) -> bool:
     """Evict what admission offers for `view`; False, and a miss, when that is not enough."""
     victims = directory.victims(view)

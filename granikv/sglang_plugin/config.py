@@ -11,6 +11,8 @@ from pydantic import Field
 
 from granikv.core.config import PoolConfig
 
+BACKEND = "granikv"  # what SGLang's flags call our attention and our radix cache
+SGLANG_VERSION = "0.5.17"
 VARIABLES = "GRANIKV_"  # prefix of the options
 
 

@@ -114,7 +114,8 @@ class _Server:
         self.tree = tree
         self.totals = PoolTotals(tree)
         self._counts = StepCounts()
-        self._backend = scheduler.tp_worker.model_runner.attn_backend
+        backend = scheduler.tp_worker.model_runner.attn_backend
+        self._decode = backend.decode_backend if isinstance(backend, GraniAttnBackend) else None
         context = scheduler.metrics_collector_context
         self._metrics = (
             PoolMetrics(context.collector) if context.current_scheduler_metrics_enabled else None
@@ -151,15 +152,13 @@ class _Server:
         """A step's result is on the host."""
         if self._log is not None:
             self._log.processed(batch)
-        if self._metrics is not None and time.monotonic() - self._published_s >= _PUBLISH_S:
-            self._publish(self._metrics)
+        self._publish_if_due()
 
     def idle(self) -> None:
         """No step is under way."""
         if self._log is not None:
             self._log.drain()
-        if self._metrics is not None and time.monotonic() - self._published_s >= _PUBLISH_S:
-            self._publish(self._metrics)
+        self._publish_if_due()
 
     def ended(self, req: Any, is_aborted: bool) -> None:
         """A request has left."""
@@ -209,11 +208,8 @@ class _Server:
         return (ns - ns_before) / 1e3 / max(steps - steps_before, 1)
 
     def _planned(self) -> tuple[int, int]:
-        backend = self._backend
-        if not isinstance(backend, GraniAttnBackend):
-            return 0, 0
-        decode = backend.decode_backend
-        return decode.planned_steps, decode.planned_ns
+        decode = self._decode
+        return (0, 0) if decode is None else (decode.planned_steps, decode.planned_ns)
 
     def close(self) -> None:
         """Record what has ended, and close the files."""
@@ -224,18 +220,19 @@ class _Server:
             self._recorder.close()
 
     def _last_step(self) -> PlannedStep | None:
-        backend = self._backend
-        return backend.last_step if isinstance(backend, GraniAttnBackend) else None
+        return None if self._decode is None else self._decode.last_step
 
     def _check(self) -> StepCheck | None:
-        backend = self._backend
-        return backend.decode_backend.check if isinstance(backend, GraniAttnBackend) else None
+        return None if self._decode is None else self._decode.check
 
-    def _publish(self, metrics: PoolMetrics) -> None:
-        self._published_s = time.monotonic()
+    def _publish_if_due(self) -> None:
+        now_s = time.monotonic()
+        if self._metrics is None or now_s - self._published_s < _PUBLISH_S:
+            return
+        self._published_s = now_s
         _, evictions, _, promoted_tokens = self.totals.read()
         check = self._check()
-        metrics.publish(
+        self._metrics.publish(
             self.tree.token_to_kv_pool_allocator.core.stats(),
             self.totals.misses(),
             evictions,

@@ -26,15 +26,14 @@ from granikv.core.admission import make_admission
 from granikv.core.errors import ConfigError
 from granikv.sglang_plugin.admin import READS_CLOCK, set_internal_state
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator
-from granikv.sglang_plugin.config import VARIABLES, LiveConfig
+from granikv.sglang_plugin.config import BACKEND, SGLANG_VERSION, VARIABLES, LiveConfig
 from granikv.sglang_plugin.graphs import decode_runner_class
 from granikv.sglang_plugin.observer import Observer
 from granikv.sglang_plugin.prefill import alloc_for_extend
 from granikv.sglang_plugin.promotion import promote_ready
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
-from granikv.sglang_plugin.server import BACKEND, build_attention, check_server, plan_step
+from granikv.sglang_plugin.server import build_attention, check_server, plan_step
 
-SGLANG_VERSION = "0.5.17"
 _SIZED_LATE = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING  # resizes a pool that is in use
 
 

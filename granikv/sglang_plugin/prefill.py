@@ -9,8 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from granikv.core.admission import PrefixView
-from granikv.core.placement import make_room
+from granikv.core.placement import reserve_declared
 from granikv.sglang_plugin.in_place import UNBORN_NODE
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
@@ -70,18 +69,6 @@ def _reserve(tree: GraniRadixCache, req: Any, start: int) -> None:
     end = shared_prefix_tokens(req)
     if end <= start or tree.prefills.is_filled_by_another(req, start, end):
         return
-    now_s = tree.now_s()
-    view = PrefixView(
-        node=UNBORN_NODE,
-        length=end - start,
-        live_requests=1,
-        hits=1,
-        first_use_s=now_s,
-        last_use_s=now_s,
-        now_s=now_s,
-        hinted=True,
-    )
-    if tree.directory.wants(view) and make_room(tree.directory, tree, view):
-        reservation = tree.directory.reserve(view)
-        if reservation is not None:
-            tree.prefills.begin(req, start, reservation)
+    reservation = reserve_declared(tree.directory, tree, UNBORN_NODE, end - start, tree.now_s())
+    if reservation is not None:
+        tree.prefills.begin(req, start, reservation)

@@ -1,23 +1,17 @@
 """One record for each request that has run on the live server; see docs/serving.md for others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
-# Of `granikv.traces.records.REQUEST_SCHEMA`, what a server knows; `rid` is the client's name for
-# the request, or one that SGLang made up.
-REQUEST_COLUMNS = (
-    "rid", "arrival_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens",
-    "cached_tokens", "hot_tokens", "status",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """One request, in the order of `REQUEST_COLUMNS`, on the clock of `time.perf_counter`.
+    """What a server knows of one request, on the clock of `time.perf_counter`.
 
     Attributes:
+        rid: the client's name for it, or one that SGLang made up.
         arrival_s: when the scheduler got it, behind SGLang's HTTP server and tokenizer.
         first_token_s: when its first token was on the host; None when there was none.
         finish_s: when its last token was.
@@ -34,6 +28,9 @@ class RequestRecord:
     cached_tokens: int
     hot_tokens: int
     status: str
+
+
+REQUEST_COLUMNS = tuple(field.name for field in fields(RequestRecord))
 
 
 def record_of(req: Any, tree: GraniRadixCache, is_aborted: bool, now_s: float) -> RequestRecord:

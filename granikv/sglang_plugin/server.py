@@ -11,7 +11,7 @@ from granikv.kernels.overlap import Overlap
 from granikv.kernels.shapes import Heads
 from granikv.sglang_plugin.admin import limit_requests
 from granikv.sglang_plugin.attention import GraniAttnBackend, GraniDecodeBackend
-from granikv.sglang_plugin.config import LiveConfig
+from granikv.sglang_plugin.config import BACKEND, LiveConfig
 from granikv.sglang_plugin.dispatch import make_dispatcher
 from granikv.sglang_plugin.fa3_pair import Fa3Pair
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
@@ -19,7 +19,6 @@ from granikv.sglang_plugin.step_check import StepCheck
 from granikv.sglang_plugin.step_plan import MAX_SEGMENTS, PAIR_TOKENS, StepPlanner
 from granikv.sglang_plugin.step_tables import StepTables
 
-BACKEND = "granikv"
 # Of a row; bounds parts of a fixed size, of which a server that shares nothing has none.
 _SEGMENT_TOKENS = 32_768
 

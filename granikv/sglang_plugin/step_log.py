@@ -2,7 +2,7 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from granikv.core.step import Segment, StepPlan, StepShape
@@ -10,19 +10,14 @@ from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.step_plan import PlannedStep
 from granikv.sglang_plugin.step_timer import Span, StepTimer
 
-# As `granikv.traces.records.STEP_SCHEMA`, which a GPU host without polars cannot import.
-STEP_COLUMNS = (
-    "iter", "steps", "start_s", "gpu_us", "kind", "rows", "padded_rows", "prefill_tokens",
-    "private_tokens", "segments_json", "plan_json", "hot_used", "cold_free", "hot_misses",
-    "evictions", "retractions", "migrated_tokens", "replica",
-)  # fmt: skip
 _MAX_WAITING = 256  # steps in flight; a few, unless the server never processes one
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One step, in the order of `STEP_COLUMNS`; `start_s` is on the clock of `time.perf_counter`.
+    """One step, with the columns of `granikv.traces.records.STEP_SCHEMA`, which needs polars.
 
+    `start_s` is on the clock of `time.perf_counter`.
     `segments_json` and `plan_json` still hold the core's objects, the same ones while nothing
     changes: whoever writes the record turns them into text, off the scheduler's thread.
     """
@@ -45,6 +40,9 @@ class StepRecord:
     retractions: int
     migrated_tokens: int
     replica: int
+
+
+STEP_COLUMNS = tuple(field.name for field in fields(StepRecord))
 
 
 class PoolTotals:

@@ -4,6 +4,7 @@ import pytest
 
 from granikv.cli import serve
 from granikv.cli.main import main
+from granikv.sglang_plugin.config import SGLANG_VERSION
 
 
 @pytest.fixture
@@ -11,7 +12,7 @@ def started(monkeypatch):
     """What the process would become."""
     calls = []
     monkeypatch.setattr(serve.os, "execve", lambda *call: calls.append(call))
-    monkeypatch.setattr(serve, "version", lambda _: serve.SGLANG_VERSION)
+    monkeypatch.setattr(serve, "version", lambda _: SGLANG_VERSION)
     return calls
 
 
