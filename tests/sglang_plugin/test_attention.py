@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5.17")
 
-import test_radix_cache  # noqa: E402
+import tree_support  # noqa: E402
 import triton  # noqa: E402
 
 from granikv.core.admission import SharedAdmission  # noqa: E402
@@ -47,12 +47,12 @@ def table():
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(test_radix_cache, "CONTEXT", 400)
+    monkeypatch.setattr(tree_support, "CONTEXT", 400)
     allocator = HotColdTokenAllocator(
         SIZE, torch.float16, "cpu", None, False,
         hot_tokens=600, admission=SharedAdmission(min_tokens=8),
     )  # fmt: skip
-    return test_radix_cache.MarkedServer(allocator, GraniRadixCache)
+    return tree_support.MarkedServer(allocator, GraniRadixCache)
 
 
 def _prompts(seed=0):

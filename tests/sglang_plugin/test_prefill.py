@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from array import array
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -25,16 +24,13 @@ from sglang.srt.mem_cache.base_prefix_cache import EvictParams, MatchPrefixParam
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
+from tree_support import CONTEXT, PICK, PROMPT, ROWS, mark, scheduler_of  # noqa: E402
 
 from granikv.core.admission import PaperAdmission, SharedAdmission, ValueAdmission  # noqa: E402
 from granikv.sglang_plugin import prefill  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
 from granikv.sglang_plugin.promotion import promote_ready  # noqa: E402
 from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
-
-ROWS, CONTEXT = 8, 64
-PICK = st.integers(0, 10**6)
-PROMPT = st.lists(st.integers(0, 1), min_size=1, max_size=24)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -64,18 +60,7 @@ class Server:
         self.live = []  # with a row
         self.launched = []  # batches, oldest first
         self.chunked = None
-        stream = SimpleNamespace(wait_stream=lambda _: None)
-        self.scheduler = SimpleNamespace(
-            tree_cache=self.tree,
-            token_to_kv_pool_allocator=self.allocator,
-            enable_overlap=True,
-            running_batch=SimpleNamespace(reqs=self.live),
-            last_batch=None,
-            chunked_req=None,
-            forward_stream=stream,
-            schedule_stream=stream,
-            forward_stream_ctx=nullcontext(),
-        )
+        self.scheduler = scheduler_of(self.tree, self.live)
 
     @property
     def room(self):
@@ -278,10 +263,6 @@ class Server:
         assert in_cold == allocator.core.cold_used
         allocator.core.check_integrity()
         allocator.directory.check_integrity()
-
-
-def mark(tokens):
-    return hash(tuple(tokens)) >> 1 | 1
 
 
 class PrefillMachine(RuleBasedStateMachine):

@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5.17")
 
-from test_radix_cache import MarkedServer  # noqa: E402
+from tree_support import MarkedServer  # noqa: E402
 
 from granikv.core.admission import SharedAdmission  # noqa: E402
 from granikv.sglang_plugin import promotion  # noqa: E402

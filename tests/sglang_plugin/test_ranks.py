@@ -10,7 +10,7 @@ pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams  # noqa: E402
-from test_radix_cache import PROMPT, MarkedServer  # noqa: E402
+from tree_support import PROMPT, MarkedServer  # noqa: E402
 
 from granikv.core.admission import PaperAdmission, SharedAdmission  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402

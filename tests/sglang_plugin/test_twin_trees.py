@@ -29,6 +29,7 @@ from sglang.srt.mem_cache.base_prefix_cache import (  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
+from tree_support import PICK  # noqa: E402
 
 from granikv.core.admission import SharedAdmission, makes_run  # noqa: E402
 from granikv.core.allocator import HotColdAllocator  # noqa: E402
@@ -46,7 +47,6 @@ from granikv.sim.requests import RequestState  # noqa: E402
 from granikv.sim.scheduler import PrefillItem, Scheduler  # noqa: E402
 from granikv.traces.request import Request, Run  # noqa: E402
 
-PICK = st.integers(0, 10**6)
 PROMPT = st.lists(st.integers(0, 1), min_size=2, max_size=24)
 
 
