@@ -89,8 +89,7 @@ def compare(one: Answers, other: Answers) -> dict[str, float]:
 
 def _ask(name: str, engine: Mapping[str, Any], model: str, file: Path, *asked: Any) -> None:
     """Ask one server, and keep what it says."""
-    variant = _CHOICES[name]
-    variant = replace(variant, arguments={**variant.arguments, **engine})
+    variant = _CHOICES[name].given(engine)
     file.write_text(json.dumps(answers(variant, model, *asked)))
 
 

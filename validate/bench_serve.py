@@ -9,10 +9,11 @@ each number is.
 
 import argparse
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,7 @@ class Settings:
         record: whether servers write their steps, for run records.
         trace: file of a plain trace to send as one more cell, before the others.
         url: a server that runs already; the only variant names it.
+        engine: more arguments of `sglang.Engine`, for every variant.
     """
 
     model: str
@@ -66,11 +68,13 @@ class Settings:
     record: bool = False
     trace: Path | None = None
     url: str | None = None
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def identity(self) -> dict[str, Any]:
         """Columns that must be equal for a result to count as one of this run list."""
-        return {"model": Path(self.model).name, "seed": self.seed}
+        engine = json.dumps(self.engine, sort_keys=True)
+        return {"model": Path(self.model).name, "seed": self.seed, "engine": engine}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +172,8 @@ def in_process(share: Share) -> int:
     if settings.url is not None:
         return asyncio.run(_measure_url(share, settings.url))
     say(f"{share.variant}: starting")
-    with serving(variant_of(share.variant), settings.model, share.record) as server:
+    variant = variant_of(share.variant).given(settings.engine)
+    with serving(variant, settings.model, share.record) as server:
         say(f"{share.variant}: ready after {server.facts['startup_s']} s")
         code: int = server.run(measure_share(server.client, share, server.facts))
     return code
@@ -206,6 +211,7 @@ async def measure_share(
                 repeat, measured = await asyncio.wait_for(anext(steps), _REPEAT_S)
                 at += 1
                 row = _row(share, cell, repeat, facts) | measured.values
+                row["server"] = await client.state()
                 row["wall_s"] = round(time.monotonic() - begin_s, 2)
                 begin_s = time.monotonic()
                 if measured.drive is not None:
@@ -284,6 +290,21 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+def engine_arguments(text: str) -> dict[str, Any]:
+    """Arguments of an engine from a JSON object.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        arguments = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"--engine {text} is no JSON ({error}).") from None
+    if not isinstance(arguments, dict):
+        raise ConfigError(f'--engine {text} is no JSON object; write {{"name": value}}.')
+    return arguments
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Read the command line, measure and print the table."""
     parser = argparse.ArgumentParser(description="Decode and serving rates of a live SGLang.")
@@ -296,13 +317,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--record", action="store_true", help="servers write their steps")
     parser.add_argument("--trace", type=Path, help="plain trace to send as one more cell")
     parser.add_argument("--url", help="a server that runs already; --variants names it")
+    parser.add_argument("--engine", default="{}", help="more arguments of sglang.Engine, as JSON")
     parser.add_argument("--table", action="store_true", help="print the table, measure nothing")
     parser.add_argument("--dry-run", action="store_true", help="list what is left to measure")
     chosen = vars(parser.parse_args(argv))
     is_table, is_dry = chosen.pop("table"), chosen.pop("dry_run")
     chosen |= {"cells": names(chosen["cells"]), "variants": names(chosen["variants"])}
-    settings = Settings(**chosen)
     try:
+        settings = Settings(**chosen | {"engine": engine_arguments(chosen["engine"])})
         if is_dry:
             print("\n".join(plan_lines(settings)))
             return 0

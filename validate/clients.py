@@ -6,6 +6,7 @@ and the sampling parameter `stream_interval` says after how many tokens the next
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from granikv.validate.drive import Chunk
@@ -67,9 +68,8 @@ class EngineClient:
         self._engine.tokenizer_manager.abort_request(rid)
 
     async def state(self) -> dict[str, Any]:
-        """What a server of ours says about itself; empty for another one."""
-        (state, *_) = await self._engine.tokenizer_manager.get_internal_state()
-        return dict(state.get("granikv", {}))
+        """See `granikv.validate.drive.Client`."""
+        return _ours(await self._engine.tokenizer_manager.get_internal_state())
 
     async def configure(self, choices: Mapping[str, str | float]) -> None:
         """Give an idle server of ours another hot fraction, admission or dispatch.
@@ -87,6 +87,21 @@ class EngineClient:
         request = SetInternalStateReq(server_args=to_numbers(choices))
         if not all(await self._engine.tokenizer_manager.set_internal_state(request)):
             raise ServerError(f"the server kept its settings instead of {dict(choices)}")
+
+    async def profile(self, folder: Path, steps: int) -> None:
+        """Have each rank write the kernels of its next steps to `folder`, as a Chrome trace."""
+        from sglang.srt.managers.io_struct import (  # type: ignore[import-not-found, unused-ignore]
+            ProfileReq,
+        )
+
+        request = ProfileReq(
+            output_dir=str(folder),
+            num_steps=steps,
+            activities=["GPU"],
+            with_stack=False,
+            record_shapes=False,
+        )
+        await self._engine.tokenizer_manager.start_profile(request)
 
 
 class HttpClient:
@@ -139,6 +154,10 @@ class HttpClient:
         async with self._session.post(f"{self._url}/abort_request", json=body) as response:
             await _check(response)
 
+    async def state(self) -> dict[str, Any]:
+        """See `granikv.validate.drive.Client`."""
+        return _ours((await self.info()).get("internal_states", ()))
+
     async def info(self) -> dict[str, Any]:
         """The server's settings and sizes."""
         async with self._session.get(f"{self._url}/server_info") as response:
@@ -185,6 +204,11 @@ def answer_of_line(line: bytes) -> dict[str, Any] | None:
         return None
     answer: dict[str, Any] = json.loads(text.removeprefix(b"data:"))
     return answer
+
+
+def _ours(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the first replica's plugin says; ranks of one replica decide alike."""
+    return dict(states[0].get("granikv", {})) if states else {}
 
 
 async def _check(response: Any) -> None:

@@ -56,6 +56,9 @@ class Client(Protocol):
     async def abort_all(self) -> None:
         """End every request now."""
 
+    async def state(self) -> dict[str, Any]:
+        """What a server of ours says about itself; empty for another one."""
+
 
 @dataclass(slots=True)
 class RequestRecord:

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 BASELINES = ("stock", "granikv-fa3")
-_KEY = ("model", "seed", "gpu", "cell")
+_KEY = ("model", "seed", "engine", "gpu", "cell")
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,8 @@ class TableRow:
         tokens_per_s: median over repeats.
         spread: (largest - smallest) / median over repeats.
         step_ms: decode step, None where the cell has none.
-        ratios: tokens_per_s over each baseline's, None without that baseline on the same GPU, model
-            and seed.
+        ratios: tokens_per_s over each baseline's, None without that baseline of the same GPU,
+            model, seed and engine arguments.
         is_same_run: whether each baseline was measured by the same command.
         notes: what to know before using the number.
     """
@@ -78,6 +78,8 @@ def _row(
 
 
 def _notes(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    if rows[0].get("engine", "{}") != "{}":
+        yield rows[0]["engine"]
     if not all(row.get("is_steady", True) for row in rows):
         yield "not steady"
     if any(row.get("failed") for row in rows):

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,10 @@ class Variant:
     def is_ours(self) -> bool:
         """Whether GraniKV serves."""
         return "radix_cache_backend" in self.arguments
+
+    def given(self, arguments: Mapping[str, Any]) -> "Variant":
+        """With more arguments of its engine."""
+        return replace(self, arguments={**self.arguments, **arguments})
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +183,15 @@ def versions() -> dict[str, str]:
 
 
 def gpu_state() -> dict[str, Any]:
-    """Name, clocks and used memory of the first GPU; empty where nvidia-smi does not answer."""
+    """Name, clocks and used memory of the first GPU of this process.
+
+    Empty where nvidia-smi does not answer.
+    """
     fields = "name,clocks.sm,clocks.mem,memory.used,driver_version"
     query = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    # nvidia-smi looks at all GPUs of the host, whatever this process may use.
+    if first := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]:
+        query.append(f"--id={first}")
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=True)
         name, sm_mhz, memory_mhz, used_mib, driver = done.stdout.splitlines()[0].split(", ")

@@ -34,6 +34,7 @@ def command(
     url: Annotated[
         str | None, typer.Option(help="A server that runs already; --variants names it.")
     ] = None,
+    engine: Annotated[str, typer.Option(help="More arguments of sglang.Engine, as JSON.")] = "{}",
     table: Annotated[
         bool, typer.Option("--table", help="Print the table of such results; measure nothing.")
     ] = False,
@@ -69,6 +70,7 @@ def command(
             record=record,
             trace=trace,
             url=url,
+            engine=bench_serve.engine_arguments(engine),
         )
         if dry_run:
             say(*bench_serve.plan_lines(settings))

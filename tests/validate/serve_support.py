@@ -96,6 +96,9 @@ class FakeEngine:
         self._cache.clear()
         return type("Answer", (), {"success": True, "message": ""})
 
+    async def get_internal_state(self) -> Any:
+        return [{"granikv": {"decode_steps": len(self.sent)}}]
+
     def abort_request(self, abort_all: bool) -> None:
         assert abort_all
         self._abort.set()
