@@ -14,7 +14,8 @@ from granikv.validate.gpu_time import kind_of, times_us
         ("fused_step", "attention"),
         ("nvjet_tst_128x256_64x4_1x2_h_bz_TNT", "products"),
         ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>", "products"),
-        ("FusedAddRMSNormKernel", "other"),
+        ("stream_pass_kernel", "attention"),
+        ("void flashinfer::norm::FusedAddRMSNormKernel<8u, __nv_bfloat16>", "other"),
     ],
 )
 def test_kernels_have_kinds(name: str, kind: str):
@@ -27,10 +28,10 @@ def test_overlap_counts_once():
 
     events = [
         kernel("gemm", 100, 10),
-        kernel("flash", 105, 10),  # half of it beside the product
+        kernel("merge_pass", 105, 10),  # half of it beside the product
         kernel("cudaLaunchKernel", 0, 500, "cuda_runtime"),
         kernel("gemm", 130, 5),
-        kernel("flash", 131, 2),  # wholly beside it
+        kernel("merge_pass", 131, 2),  # wholly beside it
         {"name": "no event of a kernel"},
     ]
     assert times_us(events) == {"products": 15, "attention": 12, "busy": 20, "span": 35}
