@@ -3,7 +3,7 @@
     python -m granikv.validate.gpu_time MODEL --variant granikv --engine '{"tp_size": 2}' --out DIR
 
 One batch behind a common prefix decodes, and PyTorch's profiler writes each rank's kernels of some
-steps to DIR. One JSON object, printed and kept there: per rank the microseconds of each kind, of any
+steps to DIR. One JSON object, printed and kept there: per rank the microseconds by kind, of any
 kernel at all (`busy`: what overlaps counts once) and from the first kernel to the last (`span`).
 Communication contains waiting: a rank that is early spins in its all-reduce until the other one
 comes, so the least of all ranks is what the exchange itself takes.
