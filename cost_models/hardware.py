@@ -7,6 +7,14 @@ from granikv.core.errors import ConfigError
 from granikv.core.validation import explain
 from granikv.cost_models.catalog import data_file
 
+# What a driver calls a GPU whose parameters ship, the most special name first.
+_DEVICES = {
+    "NVIDIA H200": "h200-sxm",
+    "NVIDIA H100": "h100-sxm",
+    "A100-SXM4-40GB": "a100-sxm4-40gb",
+    "A100": "a100-sxm4-80gb",
+}
+
 
 class Hardware(BaseModel):
     """One GPU as its datasheet describes it; efficiencies live in the parameter file.
@@ -33,6 +41,21 @@ class Hardware(BaseModel):
     def hbm_bytes(self) -> int:
         """Memory that the driver reports, in bytes."""
         return self.hbm_mib * 2**20
+
+
+def hardware_name(device: str) -> str:
+    """The shipped hardware of a device, by the name that its driver has for it, or by its own.
+
+    Raises:
+        ConfigError: none ships.
+    """
+    for part, name in _DEVICES.items():
+        if part in device or device == name:
+            return name
+    raise ConfigError(
+        f"GraniKV has no measured parameters of {device}; it has those of "
+        f"{', '.join(_DEVICES.values())}."
+    )
 
 
 def load_hardware(name_or_path: str) -> Hardware:

@@ -20,7 +20,9 @@ from granikv.cli import (
     trace_cut,
     trace_generate,
     trace_info,
+    validate_runs,
 )
+from granikv.cli.default_command import DefaultCommandGroup
 from granikv.cli.failures import exit_code_of
 
 _SETTINGS: dict[str, Any] = {
@@ -32,6 +34,9 @@ _SETTINGS: dict[str, Any] = {
 app = typer.Typer(help="Plan and simulate a split KV cache for an LLM server.", **_SETTINGS)
 trace = typer.Typer(help="Look at, convert, cut and generate request traces.", **_SETTINGS)
 bench = typer.Typer(help="Measure GraniKV itself.", **_SETTINGS)
+validate = typer.Typer(
+    cls=DefaultCommandGroup, help="Compare simulations with live runs.", **_SETTINGS
+)
 
 
 def _version(is_asked: bool) -> None:
@@ -63,6 +68,8 @@ app.add_typer(bench, name="bench")
 bench.command("sim")(bench_sim.command)
 bench.command("kernels")(bench_kernels.command)
 bench.command("serve")(bench_serve.command)
+app.add_typer(validate, name="validate")
+validate.command("runs")(validate_runs.command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,14 +9,6 @@ from granikv.core.dispatch import Dispatcher
 from granikv.core.errors import ConfigError
 from granikv.sglang_plugin.config import LiveConfig
 
-# What a device calls itself to the shipped parameters of it.
-_GPUS = {
-    "NVIDIA H200": "h200-sxm",
-    "NVIDIA H100": "h100-sxm",
-    "A100-SXM4-40GB": "a100-sxm4-40gb",
-    "A100": "a100-sxm4-80gb",
-}
-
 
 def make_dispatcher(settings: LiveConfig, hf_config: Any, tp: int, device: Any) -> Dispatcher:
     """The dispatcher that the settings ask for.
@@ -38,15 +30,16 @@ def make_dispatcher(settings: LiveConfig, hf_config: Any, tp: int, device: Any) 
 
 
 def _gpu_of(device: Any) -> str:
+    from granikv.cost_models.hardware import hardware_name
+
     name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else "a CPU"
-    for part, gpu in _GPUS.items():
-        if part in name:
-            return gpu
-    raise ConfigError(
-        f"GraniKV has no measured parameters of {name}; set GRANIKV_GPU to the GPU most like it "
-        f"({', '.join(_GPUS.values())}) or GRANIKV_DISPATCH_TABLE to a file of "
-        "`granikv dispatch-table`"
-    )
+    try:
+        return hardware_name(name)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error} Set GRANIKV_GPU to the one most like it, or GRANIKV_DISPATCH_TABLE to a file "
+            "of `granikv dispatch-table`."
+        ) from None
 
 
 def _shipped_table(gpu: str, hf_config: Any, tp: int) -> CostTable:

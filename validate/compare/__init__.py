@@ -1,0 +1,1 @@
+"""Simulated runs against live ones: the same requests, error by error."""

@@ -1,0 +1,117 @@
+"""The step rung: the cost model alone, fed the batch of each step that a live server recorded."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from granikv.core.errors import TraceFormatError
+from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
+from granikv.cost_models.step import StepCost
+from granikv.validate.compare.error_measures import Errors, errors
+from granikv.validate.compare.live_run import LiveRun
+from granikv.validate.compare.shared_reads import SharedReads
+
+# A step that starts so much later than its predecessor ended did not follow it at once: the server
+# had nothing to do, and the gap is no step time.
+_IDLE_S = 1e-3
+_UNKNOWN = "extend of several requests whose lengths were not recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Recorded steps beside their predictions.
+
+    Attributes:
+        table: a row per step: `mode` (extend, private, paged, cascade or dense), `rows`,
+            `recorded_us`, `predicted_us`. What was recorded is the time to the next step's start
+            where that follows at once, else the time on the GPU.
+        skipped: reason to how many steps have no prediction.
+    """
+
+    table: pl.DataFrame
+    skipped: dict[str, int]
+
+    def errors(self, *by: str) -> dict[tuple[object, ...], Errors]:
+        """Errors of groups of steps; without a column, of all under the key ()."""
+        if not by:
+            return {(): _errors(self.table)} if self.table.height else {}
+        groups = self.table.group_by(by, maintain_order=True)
+        return {key: _errors(group) for key, group in sorted(groups)}
+
+
+def step_times(run: LiveRun, cost: StepCost) -> StepTimes:
+    """Predict every recorded step of a run.
+
+    Raises:
+        TraceFormatError: a recorded batch cannot be read.
+    """
+    reads = SharedReads.of(run)
+    skipped: dict[str, int] = {}
+    rows = []
+    taken_s = recorded_s(run.steps).tolist()
+    for step, step_s in zip(run.steps.iter_rows(named=True), taken_s, strict=True):
+        is_decode = step["kind"] == "decode"
+        try:
+            found = _decode(step, reads, cost) if is_decode else _extend(step, cost)
+        except (ValueError, KeyError) as error:
+            raise TraceFormatError(
+                f"{run.folder}: step {step['iter']} cannot be read ({error}); record it again."
+            ) from None
+        if found is None:
+            skipped[_UNKNOWN] = skipped.get(_UNKNOWN, 0) + 1
+            continue
+        mode, predicted_ns = found
+        rows.append((mode, step["rows"], step_s * 1e6, predicted_ns / 1e3))
+    schema = {"mode": pl.String, "rows": pl.Int64, "recorded_us": pl.Float64}
+    table = pl.DataFrame(rows, schema | {"predicted_us": pl.Float64}, orient="row")
+    return StepTimes(table.filter(pl.col("recorded_us") > 0), skipped)
+
+
+def recorded_s(steps: pl.DataFrame) -> NDArray[np.float64]:
+    """Seconds of each recorded step: to the next start where that follows at once, else on the GPU.
+
+    Where a row stands for several steps, of all of them.
+    """
+    starts = steps["start_s"].to_numpy()
+    gpu_s = steps["gpu_us"].to_numpy() / 1e6
+    taken_s = np.append(np.diff(starts), np.inf)
+    return np.where(taken_s - gpu_s < _IDLE_S, np.maximum(taken_s, gpu_s), gpu_s)
+
+
+def shape_of(step: dict[str, object], reads: SharedReads, cost: StepCost) -> StepShape:
+    """The batch of a decode step."""
+    segments, private_tokens = reads.at(step)
+    rows, padded_rows = int(str(step["rows"])), int(str(step["padded_rows"]))
+    return StepShape(rows, padded_rows, private_tokens, private_tokens, segments, *cost.heads[:3])
+
+
+def plan_of(step: dict[str, object], segments: tuple[Segment, ...]) -> StepPlan:
+    """How a decode step ran; a server that recorded no plan reads everything paged."""
+    told = json.loads(str(step["plan_json"]) or "{}") or {}
+    if len(told.get("modes", ())) != len(segments):
+        return StepPlan((Mode.PAGED,) * len(segments))
+    return StepPlan(tuple(map(Mode, told["modes"])), Launch[told["launch"].upper()])
+
+
+def _decode(
+    step: dict[str, object], reads: SharedReads, cost: StepCost
+) -> tuple[str, float] | None:
+    shape = shape_of(step, reads, cost)
+    plan = plan_of(step, shape.segments)
+    mode = max(plan.modes).name.lower() if plan.modes else "private"
+    return mode, cost.step_ns(shape, plan)
+
+
+def _extend(step: dict[str, object], cost: StepCost) -> tuple[str, float] | None:
+    told = json.loads(str(step["plan_json"]) or "{}") or {}
+    if not (pairs := told.get("extend")):
+        return None
+    new, cached = zip(*pairs, strict=True)
+    return "extend", cost.extend(new, cached).total_ns
+
+
+def _errors(table: pl.DataFrame) -> Errors:
+    return errors(table["predicted_us"].to_numpy(), table["recorded_us"].to_numpy())
