@@ -20,6 +20,7 @@ from granikv.cli import (
     trace_cut,
     trace_generate,
     trace_info,
+    validate_ablation,
     validate_runs,
 )
 from granikv.cli.default_command import DefaultCommandGroup
@@ -70,6 +71,7 @@ bench.command("kernels")(bench_kernels.command)
 bench.command("serve")(bench_serve.command)
 app.add_typer(validate, name="validate")
 validate.command("runs")(validate_runs.command)
+validate.command("ablation")(validate_ablation.command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -49,11 +49,14 @@ def command(
         say(f"Written: {out / 'ladder.json'}, {out / 'ladder.html'}")
     if before is None:
         return 0
-    grown = ladder.grown(ladder.figures(found), before)
+    now = ladder.figures(found)
+    if not (both := now.keys() & before.keys()):
+        raise ConfigError(f"{baseline} has no error that was measured here; compare other runs.")
+    grown = ladder.grown(now, before)
     if grown:
         results().print(grown_table(grown))
         return 1
-    say(f"None of {len(before)} errors has grown.")
+    say(f"None of {len(both)} errors has grown.")
     return 0
 
 

@@ -29,7 +29,7 @@ def ladder_tables(ladder: "Ladder") -> Iterable[Table]:
 
 def _steps(reports: Iterable["RunReport"]) -> Table:
     headers = ["run", "mode", "steps", "median", "p90", "worst", "bias"]
-    table = _table("1. Steps: predicted time of each recorded batch, absolute errors", headers)
+    table = wide_table("1. Steps: predicted time of each recorded batch, absolute errors", headers)
     for report in reports:
         if report.steps is None:
             continue
@@ -43,7 +43,7 @@ def _steps(reports: Iterable["RunReport"]) -> Table:
 def _schedules(reports: Iterable["RunReport"]) -> Table:
     headers = ["run", "tokens/s", "cached, points", "rows", "extends", "evictions", "HOT used"]
     title = "2. Schedule: with the run's own step times; simulated - live, or live / simulated"
-    table = _table(title, headers)
+    table = wide_table(title, headers)
     for report in reports:
         found = report.schedule
         if found is None:
@@ -66,7 +66,7 @@ def _schedules(reports: Iterable["RunReport"]) -> Table:
 def _requests(ladder: "Ladder") -> Table:
     headers = ["run", "tokens/s live", "simulated", "error", "repeats differ by", "cached, points"]
     headers += ["TTFT", "TPOT", "end to end"]
-    table = _table("3. Requests: throughput, and median error request by request", headers)
+    table = wide_table("3. Requests: throughput, and median error request by request", headers)
     for report in ladder.runs:
         found = report.requests
         if found is None:
@@ -87,7 +87,7 @@ def _requests(ladder: "Ladder") -> Table:
 
 def _distributions(reports: Iterable["RunReport"]) -> Table:
     headers = ["run", "time", "KS distance", "p50 live", "simulated", "error of p50", "p90", "p99"]
-    table = _table("4. Distributions of all requests that finished in both", headers)
+    table = wide_table("4. Distributions of all requests that finished in both", headers)
     for report in reports:
         for name, found in ({} if report.requests is None else report.requests.times).items():
             unit = 1e3 if name == "tpot_s" else 1.0
@@ -106,7 +106,7 @@ def _steady(steady: Iterable["SteadyComparison"]) -> Table:
     from granikv.validate.compare.error_measures import errors
 
     headers = ["server", "cells", "median", "p90", "worst", "bias", "worst cell"]
-    table = _table("Steady decode: rates of full batches, absolute errors", headers)
+    table = wide_table("Steady decode: rates of full batches, absolute errors", headers)
     groups: dict[str, list[SteadyComparison]] = {}
     for one in steady:
         groups.setdefault(" ".join((one.model, one.variant, one.engine)), []).append(one)
@@ -120,7 +120,7 @@ def _steady(steady: Iterable["SteadyComparison"]) -> Table:
 
 def _decisions(ladder: "Ladder") -> Table:
     headers = ["workload", "choices", "best live", "the simulator's", "lost", "best over worst"]
-    table = _table("5. Decisions: what the simulator would have chosen", headers)
+    table = wide_table("5. Decisions: what the simulator would have chosen", headers)
     by_server = [one for one in ladder.decisions if one.question == "server"]
     counting = [one for one in by_server if one.counts]
     if by_server:
@@ -142,7 +142,7 @@ def _decisions(ladder: "Ladder") -> Table:
 
 def grown_table(grown: Mapping[str, tuple[float, float]]) -> Table:
     """Errors that are larger than they were."""
-    table = _table("Errors that have grown by more than a tenth", ["error", "before", "now"])
+    table = wide_table("Errors that have grown by more than a tenth", ["error", "before", "now"])
     for name, (before, now) in grown.items():
         table.add_row(name, f"{before:.2%}", f"{now:.2%}")
     return table
@@ -153,8 +153,10 @@ def _error_cells(error: "Errors") -> tuple[str, ...]:
     return f"{error.count:,}", *shares, f"{error.bias:+.1%}"
 
 
-def _table(title: str, headers: Iterable[str]) -> Table:
+def wide_table(title: str, headers: Iterable[str]) -> Table:
+    """An empty table whose names stay whole and whose other cells may break."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
     for place, header in enumerate(headers):
-        table.add_column(header, justify="left" if place < 2 else "right", overflow="fold")
+        side = "left" if place < 2 else "right"
+        table.add_column(header, justify=side, overflow="fold", no_wrap=place == 0)
     return table

@@ -63,7 +63,8 @@ def errors(predicted: ArrayLike, measured: ArrayLike) -> Errors:
 
 def ks_distance(one: ArrayLike, other: ArrayLike) -> float:
     """Largest distance of two samples' cumulative distributions (Kolmogorov-Smirnov), 0 to 1."""
-    return float(ks_2samp(np.asarray(one), np.asarray(other)).statistic)
+    # The method decides about the p-value alone, which nobody asks for.
+    return float(ks_2samp(np.asarray(one), np.asarray(other), method="asymp").statistic)
 
 
 def spread(values: Sequence[float]) -> float | None:

@@ -1,8 +1,9 @@
 """The schedule rung: the simulator's scheduler and pools alone, with the live run's own step times.
 
 A step takes what the recorded step took that did most nearly the same: of decode steps the one with
-the nearest rows and private tokens, of extend steps the one with the nearest new tokens. What the
-cost model says counts nothing; what still differs comes from scheduling, caching and placement.
+the nearest rows and private tokens, of extend steps the one with the nearest new tokens and
+requests. What the cost model says counts nothing; what still differs comes from scheduling, caching
+and placement.
 """
 
 from collections.abc import Sequence
@@ -49,6 +50,21 @@ class ScheduleComparison:
     requests: RequestComparison
 
 
+class _Recorded:
+    """Recorded steps of one kind by their (rows, tokens)."""
+
+    def __init__(self, batches: NDArray[np.float64], taken_s: NDArray[np.float64]) -> None:
+        # A row more weighs as much as its tokens do.
+        self._tokens_per_row = max(1.0, float(batches[:, 1].sum() / batches[:, 0].sum()))
+        self._tree = KDTree(batches / (1.0, self._tokens_per_row))
+        self._taken_s = taken_s
+
+    def nearest_ns(self, rows: int, tokens: int) -> float:
+        """Nanoseconds of the most similar step."""
+        _, place = self._tree.query((rows, tokens / self._tokens_per_row))
+        return float(self._taken_s[place]) * 1e9
+
+
 class _RecordedCost(StepCost):
     """Step times of a live run in the place of a cost model's; one step at a time."""
 
@@ -56,32 +72,27 @@ class _RecordedCost(StepCost):
         super().__init__(cost.params, cost.model, cost.hardware, cost.tp)
         reads, taken_s = SharedReads.of(run), recorded_s(run.steps)
         is_decode = run.steps["kind"].to_numpy() == "decode"
-        batches = [
-            (float(step["rows"]), float(reads.at(step)[1]))
+        decodes = [
+            (step["rows"], reads.at(step)[1])
             for step in run.steps.filter(pl.col("kind") == "decode").iter_rows(named=True)
         ]
-        new_tokens = run.steps["prefill_tokens"].to_numpy()[~is_decode]
-        # A row more weighs as much as its private tokens do.
-        self._tokens_per_row = max(1.0, sum(b[1] for b in batches) / sum(b[0] for b in batches))
-        self._decodes = KDTree(self._points(batches)), taken_s[is_decode]
-        self._extends = KDTree(new_tokens[:, None].astype(np.float64)), taken_s[~is_decode]
+        extends = run.steps.filter(pl.col("kind") == "extend").select("rows", "prefill_tokens")
+        self._decodes = _Recorded(np.array(decodes, np.float64), taken_s[is_decode])
+        self._extends = _Recorded(extends.to_numpy().astype(np.float64), taken_s[~is_decode])
 
     def decode(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
         """A step that takes what the most similar recorded one took."""
-        batch = [(float(shape.rows), float(shape.private_tokens))]
-        return DecodeLine(_nearest(self._decodes, self._points(batch)), 0.0, 0.0, ((0, 0.0, 0.0),))
+        ns = self._decodes.nearest_ns(shape.rows, shape.private_tokens)
+        return DecodeLine(ns, 0.0, 0.0, ((0, 0.0, 0.0),))
 
     def extend(self, extend_lens: Sequence[int], prefix_lens: Sequence[int]) -> ExtendCost:
         """Likewise."""
-        ns = _nearest(self._extends, np.array([[float(sum(extend_lens))]]))
+        ns = self._extends.nearest_ns(len(extend_lens), sum(extend_lens))
         return ExtendCost(round(ns), ns, 0.0, 0.0, 0.0)
 
     def copy_ns(self, tokens: int) -> int:
         """Nothing: copies are in the recorded times."""
         return 0
-
-    def _points(self, batches: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-        return np.array(batches) / (1.0, self._tokens_per_row)
 
 
 def compare_schedule(
@@ -113,13 +124,6 @@ def compare_schedule(
         int(steps["evictions"].sum()),
         compare_requests(run.requests, found.requests, window, knows_hot=run.knows_hot),
     )
-
-
-def _nearest(steps: tuple[KDTree, NDArray[np.float64]], point: NDArray[np.float64]) -> float:
-    """Nanoseconds of the most similar recorded step."""
-    tree, taken_s = steps
-    _, place = tree.query(point[0])
-    return float(taken_s[place]) * 1e9
 
 
 def _mean_rows(steps: pl.DataFrame) -> float:

@@ -25,9 +25,9 @@ class StepTimes:
     """Recorded steps beside their predictions.
 
     Attributes:
-        table: a row per step: `mode` (extend, private, paged, cascade or dense), `rows`,
-            `recorded_us`, `predicted_us`. What was recorded is the time to the next step's start
-            where that follows at once, else the time on the GPU.
+        table: a row per recorded row: `mode` (extend, private, paged, cascade or dense), `rows`,
+            `recorded_us` and `predicted_us` of one step. What was recorded is the time to the next
+            start where that follows at once, else the time on the GPU.
         skipped: reason to how many steps have no prediction.
     """
 
@@ -73,12 +73,13 @@ def step_times(run: LiveRun, cost: StepCost) -> StepTimes:
 def recorded_s(steps: pl.DataFrame) -> NDArray[np.float64]:
     """Seconds of each recorded step: to the next start where that follows at once, else on the GPU.
 
-    Where a row stands for several steps, of all of them.
+    Where a row stands for several steps, their mean.
     """
     starts = steps["start_s"].to_numpy()
     gpu_s = steps["gpu_us"].to_numpy() / 1e6
     taken_s = np.append(np.diff(starts), np.inf)
-    return np.where(taken_s - gpu_s < _IDLE_S, np.maximum(taken_s, gpu_s), gpu_s)
+    taken_s = np.where(taken_s - gpu_s < _IDLE_S, np.maximum(taken_s, gpu_s), gpu_s)
+    return taken_s / steps["steps"].to_numpy()
 
 
 def shape_of(step: dict[str, object], reads: SharedReads, cost: StepCost) -> StepShape:
@@ -102,7 +103,8 @@ def _decode(
     shape = shape_of(step, reads, cost)
     plan = plan_of(step, shape.segments)
     mode = max(plan.modes).name.lower() if plan.modes else "private"
-    return mode, cost.step_ns(shape, plan)
+    steps = int(str(step["steps"]))
+    return mode, float(cost.segment(shape, plan, steps)[-1]) / steps
 
 
 def _extend(step: dict[str, object], cost: StepCost) -> tuple[str, float] | None:
