@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import yaml
 
 from granikv.core.errors import TraceFormatError
-from granikv.traces.readers import canonical
+from granikv.traces.readers import canonical, plain
 from granikv.traces.readers.reading import open_text
 from granikv.traces.spec import WorkloadSpec
 
@@ -24,6 +24,7 @@ Format = Literal[
     "sharegpt",
     "bench_serving",
     "canonical",
+    "plain",
     "workload",
 ]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -89,6 +90,8 @@ def _of_keys(record: Mapping[str, object]) -> Format | None:
         return "canonical"
     if isinstance(record.get("requests"), list) and "block_size" in record:
         return "weka"
+    if record.keys() >= plain.KEYS:
+        return "plain"
     if _is_workload(record):
         return "workload"
     if isinstance(record.get("hash_ids"), dict):

@@ -15,6 +15,7 @@ from granikv.traces.readers import (
     burstgpt,
     canonical,
     mooncake,
+    plain,
     ragpulse,
     sharegpt,
     vidur,
@@ -35,6 +36,7 @@ _READERS: dict[Format, Callable[[Reading], Iterator[Timed]]] = {
     "sharegpt": sharegpt.read,
     "bench_serving": bench_serving.read,
     "canonical": canonical.read,
+    "plain": plain.read,
     "workload": workload.read,
 }
 

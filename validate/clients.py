@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from granikv.validate.drive import Chunk
+from granikv.validate.live import Chunk
 
 _IDLE_S = 10.0  # to wait for the last request to leave before the cache is emptied
 
@@ -32,7 +32,7 @@ class EngineClient:
         rids: Sequence[str],
         prefix_tokens: int = 0,
     ) -> AsyncIterator[Chunk]:
-        """See `granikv.validate.drive.Client`; `prefix_tokens` are declared as shared."""
+        """See `granikv.validate.live.Client`; `prefix_tokens` are declared as shared."""
         answers = await self._engine.async_generate(
             input_ids=list(prompts),
             sampling_params=sampling(output_tokens, interval, prefix_tokens),
@@ -50,7 +50,7 @@ class EngineClient:
         return answers
 
     async def flush(self) -> None:
-        """See `granikv.validate.drive.Client`.
+        """See `granikv.validate.live.Client`.
 
         Raises:
             ServerError: requests are still running.
@@ -60,7 +60,7 @@ class EngineClient:
             raise ServerError(f"the cache was not emptied: {answer.message}")
 
     async def abort_all(self) -> None:
-        """See `granikv.validate.drive.Client`."""
+        """See `granikv.validate.live.Client`."""
         self._engine.tokenizer_manager.abort_request(abort_all=True)
 
     async def abort(self, rid: str) -> None:
@@ -68,7 +68,7 @@ class EngineClient:
         self._engine.tokenizer_manager.abort_request(rid)
 
     async def state(self) -> dict[str, Any]:
-        """See `granikv.validate.drive.Client`."""
+        """See `granikv.validate.live.Client`."""
         return _ours(await self._engine.tokenizer_manager.get_internal_state())
 
     async def configure(self, choices: Mapping[str, str | float]) -> None:
@@ -129,7 +129,7 @@ class HttpClient:
     async def stream(
         self, prompts: Sequence[list[int]], output_tokens: int, interval: int, rids: Sequence[str]
     ) -> AsyncIterator[Chunk]:
-        """See `granikv.validate.drive.Client`."""
+        """See `granikv.validate.live.Client`."""
         body = {
             "input_ids": list(prompts),
             "sampling_params": sampling(output_tokens, interval),
@@ -143,19 +143,19 @@ class HttpClient:
                     yield chunk_of(answer)
 
     async def flush(self) -> None:
-        """See `granikv.validate.drive.Client`."""
+        """See `granikv.validate.live.Client`."""
         url = f"{self._url}/flush_cache?timeout={_IDLE_S:g}"
         async with self._session.post(url) as response:
             await _check(response)
 
     async def abort_all(self) -> None:
-        """See `granikv.validate.drive.Client`."""
+        """See `granikv.validate.live.Client`."""
         body = {"abort_all": True}
         async with self._session.post(f"{self._url}/abort_request", json=body) as response:
             await _check(response)
 
     async def state(self) -> dict[str, Any]:
-        """See `granikv.validate.drive.Client`."""
+        """See `granikv.validate.live.Client`."""
         return _ours((await self.info()).get("internal_states", ()))
 
     async def info(self) -> dict[str, Any]:

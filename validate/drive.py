@@ -1,105 +1,26 @@
 """drive: sends requests to a live server at their times and writes down what came back.
 
-A server is an object with the methods of `Client`; `granikv.validate.clients` has one for an
-`sglang.Engine` in this process and one for HTTP. Needs nothing beside the standard library and
-numpy, because a GPU host may have no more.
+A server is an object with the methods of `granikv.validate.live.Client`; `granikv.validate.clients`
+has one for an `sglang.Engine` in this process and one for HTTP. Needs nothing beside the standard
+library and numpy, because a GPU host may have no more.
+
+A server reports a request's first token when it has it, whatever the interval: SGLang answers after
+tokens 1, 1 + interval, ... With `ONLY_ENDS` a request costs two reports.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any
 from uuid import uuid4
 
+from granikv.validate.live import Client, RequestRecord
 from granikv.validate.workloads import LiveRequest
 
-Status = Literal["finished", "aborted", "failed", "unfinished"]
 ONLY_ENDS = 1 << 20  # as interval: the first token is reported, and the last
 _END_S = 30.0  # for a server to answer after it was told to abort
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """What a server reports of one prompt of a batch.
-
-    Attributes:
-        index: the prompt's place in its batch.
-        tokens: output tokens so far.
-        cached_tokens: prompt tokens that were in the cache.
-        status: how it ended, None while it goes on.
-        hot_tokens: prompt tokens read from HOT, None where the server does not say.
-    """
-
-    index: int
-    tokens: int
-    cached_tokens: int
-    status: Status | None = None
-    hot_tokens: int | None = None
-
-
-class Client(Protocol):
-    """A server, as the driver sees it."""
-
-    def stream(
-        self, prompts: Sequence[list[int]], output_tokens: int, interval: int, rids: Sequence[str]
-    ) -> AsyncIterator[Chunk]:
-        """Send prompts in one message; report their tokens 1, 1 + interval, ..., and the last.
-
-        `rids` are the names that the server keeps the requests under; none may be running.
-        """
-
-    async def flush(self) -> None:
-        """Empty the prefix cache of an idle server."""
-
-    async def abort_all(self) -> None:
-        """End every request now."""
-
-    async def state(self) -> dict[str, Any]:
-        """What a server of ours says about itself; empty for another one."""
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """One request's row of run records, times in seconds on the drive's clock; None: not reached.
-
-    Attributes:
-        rid: the server's name of the request, which its own records have too.
-        marks: (time, output tokens so far) of each report of the server.
-        error: what a failed request raised.
-    """
-
-    id: int
-    session: str | None
-    arrival_s: float
-    prompt_tokens: int
-    rid: str
-    sent_s: float | None = None
-    first_token_s: float | None = None
-    finish_s: float | None = None
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    hot_tokens: int | None = None
-    status: Status = "unfinished"
-    error: str | None = None
-    marks: list[tuple[float, int]] = field(default_factory=list)
-
-    def note(self, chunk: Chunk, now_s: float) -> None:
-        """Take what the server reports; a status ends the record."""
-        if self.first_token_s is None and chunk.tokens:
-            self.first_token_s = now_s
-        self.marks.append((now_s, chunk.tokens))
-        self.output_tokens = chunk.tokens
-        self.cached_tokens = chunk.cached_tokens
-        self.hot_tokens = chunk.hot_tokens
-        if chunk.status is not None:
-            self.status = chunk.status
-            self.finish_s = now_s
-
-    def row(self) -> dict[str, Any]:
-        """As a JSON object, without the marks."""
-        return {name: value for name, value in asdict(self).items() if name != "marks"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +67,7 @@ async def drive(
     for request in requests:
         if await _is_set_within(is_enough, request.arrival_s - now_s()):
             break
-        record = RequestRecord(
-            request.request_id,
-            request.session,
-            request.arrival_s,
-            len(request.input_ids),
-            f"{name}.{stamp}.{request.request_id}",
-        )
+        record = _record(request, name, stamp)
         records.append(record)
         running.add(asyncio.create_task(answer(request, record)))
         await asyncio.sleep(0)  # the task sends before the next request is looked at
@@ -160,6 +75,43 @@ async def drive(
     for record in cut:
         if record.status != "finished":
             record.status, record.error = "unfinished", None
+    return Drive(records, origin)
+
+
+async def drive_closed(
+    client: Client,
+    requests: Iterable[LiveRequest],
+    users: int,
+    *,
+    name: str = "closed",
+    interval: int = ONLY_ENDS,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Drive:
+    """Have each of `users` send its next request when its last one has ended, until none is left.
+
+    A request arrives when it is sent. Records are in that order; `session` names the user, and
+    `after` the request that it sent before.
+    """
+    begin_s, stamp = clock(), uuid4().hex[:8]
+    origin = datetime.now(UTC).isoformat()
+    records: list[RequestRecord] = []
+    waiting = iter(requests)
+
+    def now_s() -> float:
+        return clock() - begin_s
+
+    async def use(session: str) -> None:
+        after: int | None = None
+        for request in waiting:
+            record = _record(request, name, stamp)
+            record.session, record.after = session, after
+            records.append(record)
+            prompts = [request.input_ids]
+            await _answer(client, prompts, [record], request.output_tokens, interval, now_s)
+            record.arrival_s = record.sent_s or 0.0
+            after = record.id
+
+    await asyncio.gather(*(use(f"user-{number}") for number in range(users)))
     return Drive(records, origin)
 
 
@@ -179,6 +131,18 @@ async def answer_batch(
     ]
     await _answer(client, prompts, records, output_tokens, interval, lambda: clock() - begin_s)
     return records
+
+
+def _record(request: LiveRequest, name: str, stamp: str) -> RequestRecord:
+    return RequestRecord(
+        request.request_id,
+        request.session,
+        request.arrival_s,
+        len(request.input_ids),
+        f"{name}.{stamp}.{request.request_id}",
+        asked_tokens=request.output_tokens,
+        prompt=request.prompt,
+    )
 
 
 async def _answer(

@@ -4,6 +4,8 @@ A steady cell sends its prefixes, then all its prompts twice, so that everything
 server that copies shared prefixes had its chance. Each repeat sends them once more for a long
 answer, and times decode steps between two reports of the same row. Neither report is the first or
 the last of the answer: at both ends SGLang also files 256 prompts in its prefix tree.
+
+A driven cell starts from an empty cache, so that what was sent is all that a replay needs.
 """
 
 import time
@@ -12,19 +14,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from granikv.validate import workloads
-from granikv.validate.drive import Client, Drive, RequestRecord, answer_batch, drive
-from granikv.validate.serve_cells import Cell, PoissonCell, SteadyCell, TraceCell
+from granikv.validate.drive import Drive, answer_batch, drive, drive_closed
+from granikv.validate.driven_cells import ClosedCell, DrivenCell, PoissonCell, TraceCell
+from granikv.validate.live import Client, RequestRecord
+from granikv.validate.serve_cells import Cell, SteadyCell
 from granikv.validate.steady import (
     cached_share,
     check,
     decoded_together,
-    send_lag_s,
+    sent_values,
     start_spread_s,
     steady_step_s,
     steady_window,
-    trace_values,
+    waits_ms,
+    whole_run,
 )
 
+_WARM_TOKENS = 2048
 _TAIL_TOKENS = 4  # after the last bound, so that its report is not merged with the answer's end
 Clock = Callable[[], float]
 
@@ -50,18 +56,14 @@ async def measure(
     Raises:
         CellError: requests failed, or too few finished.
     """
-    await client.flush()
     if isinstance(cell, SteadyCell):
+        await client.flush()
         async for done in _steady(client, cell, seed, repeats, clock):
             yield done
         return
-    for number, repeat in enumerate(repeats):
-        if number:
-            await client.flush()
-        if isinstance(cell, PoissonCell):
-            yield repeat, await _poisson(client, cell, seed, repeat, clock)
-        else:
-            yield repeat, await _trace(client, cell, seed, clock)
+    for repeat in repeats:
+        await _warm(client, clock)
+        yield repeat, await _driven(client, cell, seed, repeat, clock)
 
 
 async def _steady(
@@ -103,37 +105,55 @@ async def _steady(
         )
 
 
-async def _poisson(
-    client: Client, cell: PoissonCell, seed: int, repeat: int, clock: Clock
+async def _warm(client: Client, clock: Clock) -> None:
+    """Have a server prefill and decode once, whatever it compiles then, and forget it again."""
+    prompt = workloads.tokens(workloads.rng_of(0, "warm"), _WARM_TOKENS)
+    check(await answer_batch(client, [prompt], _TAIL_TOKENS, clock=clock))
+    await client.flush()
+
+
+async def _driven(
+    client: Client, cell: DrivenCell, seed: int, repeat: int, clock: Clock
 ) -> Measured:
-    rng = workloads.rng_of(seed + repeat, cell.name)
-    sent = workloads.poisson(
-        cell.prefix_tokens, cell.requests, cell.rate_per_s, cell.largest_output, rng
+    if isinstance(cell, TraceCell):
+        return await _trace(client, cell, seed, clock)
+    if isinstance(cell, ClosedCell):
+        return await _closed(client, cell, seed + repeat, clock)
+    return await _poisson(client, cell, seed + repeat, clock)
+
+
+async def _poisson(client: Client, cell: PoissonCell, seed: int, clock: Clock) -> Measured:
+    rng = workloads.rng_of(seed, cell.name)
+    sent = workloads.arrivals(
+        cell.prefixes, cell.requests, cell.rate_per_s, cell.largest_output, rng
     )
-    check(await answer_batch(client, [sent.prefix], 1, clock=clock))
-    enough = cell.skip + cell.count
+    enough = None if cell.window is None else sum(cell.window)
     done = await drive(client, sent.requests, name=cell.name, enough=enough, clock=clock)
-    window = steady_window(done.records, cell.skip, cell.count)
-    own = [record.prompt_tokens - cell.prefix_tokens for record in done.records]
-    return Measured(
-        {
-            "tokens_per_s": window.tokens_per_s,
-            "window_s": window.end_s - window.begin_s,
-            "window_requests": window.finished,
-            "window_output_tokens": window.output_tokens,
-            "least_waiting": window.least_waiting,
-            "is_steady": window.least_waiting > 0,
-            "rate_per_s": cell.rate_per_s,
-            "sent": len(done.records),
-            "failed": sum(record.status in ("failed", "aborted") for record in done.records),
-            "mean_own_tokens": sum(own) / len(own),
-            "clamped_outputs": sent.clamped_outputs,
-            "largest_send_lag_s": send_lag_s(done.records),
-            "shared": [[cell.prefix_tokens, len(done.records)]],
-            "cached_share": cached_share(done.records),
-        },
-        done,
-    )
+    values = whole_run(done.records) if cell.window is None else _window(done, *cell.window)
+    behind = {"rate_per_s": cell.rate_per_s, **_behind(sent, cell.prefixes, done)}
+    return Measured(values | behind, done)
+
+
+def _window(done: Drive, skip: int, count: int) -> dict[str, Any]:
+    window = steady_window(done.records, skip, count)
+    return {
+        "tokens_per_s": window.tokens_per_s,
+        **waits_ms(window.records),
+        "window_s": window.end_s - window.begin_s,
+        "window_requests": len(window.records),
+        "window_output_tokens": window.output_tokens,
+        "least_waiting": window.least_waiting,
+        "is_steady": window.least_waiting > 0,
+    }
+
+
+async def _closed(client: Client, cell: ClosedCell, seed: int, clock: Clock) -> Measured:
+    rng = workloads.rng_of(seed, cell.name)
+    prefixes = (cell.prefix_tokens,)
+    sent = workloads.arrivals(prefixes, cell.requests, None, cell.largest_output, rng)
+    done = await drive_closed(client, sent.requests, cell.users, name=cell.name, clock=clock)
+    behind = {"users": cell.users, **_behind(sent, prefixes, done)}
+    return Measured(whole_run(done.records) | behind, done)
 
 
 async def _trace(client: Client, cell: TraceCell, seed: int, clock: Clock) -> Measured:
@@ -141,7 +161,18 @@ async def _trace(client: Client, cell: TraceCell, seed: int, clock: Clock) -> Me
         requests = list(workloads.from_lines(file, seed, str(cell.path)))
     requests.sort(key=lambda request: request.arrival_s)
     done = await drive(client, requests, name=cell.name, clock=clock)
-    return Measured(trace_values(done.records), done)
+    return Measured(whole_run(done.records) | sent_values(done.records), done)
+
+
+def _behind(sent: workloads.Arrivals, prefixes: Sequence[int], done: Drive) -> dict[str, Any]:
+    """Columns about requests that were drawn behind prefixes."""
+    own_tokens = sum(record.prompt[-1][1] for record in done.records)
+    return {
+        **sent_values(done.records),
+        "mean_own_tokens": own_tokens / len(done.records),
+        "clamped_outputs": sent.clamped_outputs,
+        "shared": [list(pair) for pair in zip(prefixes, sent.rows, strict=True)],
+    }
 
 
 def _answer_s(records: Sequence[RequestRecord]) -> float:

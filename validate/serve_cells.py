@@ -1,22 +1,31 @@
 """Cells: the run list of `granikv bench serve`, most valuable first.
 
-A steady cell sends one batch and measures its decode steps; a Poisson cell sends arrivals past
-saturation and measures the output rate of a full server; a trace is sent as it is.
+A steady cell sends one batch and measures its decode steps; the others are in
+`granikv.validate.driven_cells`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from granikv.core.errors import ConfigError
+from granikv.validate.driven_cells import (
+    LOADS_PER_S,
+    MIXED_PREFIXES,
+    SHAPES,
+    DrivenCell,
+    load,
+    mixed,
+    named,
+    poisson,
+)
 
-LARGEST_BATCH = 256  # of every variant: max_running_requests and its largest decode graph
 OWN_TOKENS = 64
 UNSHARED_TOKENS = 512
 HEADLINE_REPEATS = 3
 _GRID_PREFIXES = (512, 2048, 4096, 8192, 16384, 32768)
 _GRID_ROWS = (1, 8, 32, 64, 128, 256)
 _SMALL_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_LOADS_TOKENS = 8192
 _FLOOR_S, _TOKEN_S = 8e-3, 1.9e-8  # a stock decode step of Llama-3.1-8B on an H200, to plan with
 _MEASURE_S = 2.0
 _STEPS = (24, 128)
@@ -51,56 +60,16 @@ class SteadyCell:
         return min(max(steps, _STEPS[0]), _STEPS[1]) // 2 * 2
 
 
-@dataclass(frozen=True, slots=True)
-class PoissonCell:
-    """Arrivals past saturation behind one prefix.
-
-    Attributes:
-        name: in results and seeds.
-        prefix_tokens: what every prompt begins with.
-        rate_per_s: arrivals; above what any variant can serve.
-        largest_output: longer outputs are cut to it.
-        skip: finished requests before the steady window.
-        count: finished requests of the window, twice the largest batch: requests that began
-            together end together, and only whole rounds of the batch average that out.
-        repeats: measurements.
-    """
-
-    name: str
-    prefix_tokens: int
-    rate_per_s: float = 32.0
-    largest_output: int = 512
-    skip: int = 64
-    count: int = 2 * LARGEST_BATCH
-    repeats: int = 1
-
-    @property
-    def requests(self) -> int:
-        """How many to send, so that the batch is still full when the window ends."""
-        return self.skip + self.count + LARGEST_BATCH + 32
-
-
-@dataclass(frozen=True, slots=True)
-class TraceCell:
-    """A plain trace, sent at its arrival times (lines of `granikv.validate.workloads`)."""
-
-    path: Path
-    repeats: int = 1
-
-    @property
-    def name(self) -> str:
-        """In results and seeds."""
-        return f"trace-{self.path.stem}"
-
-
-Cell = SteadyCell | PoissonCell | TraceCell
+Cell = SteadyCell | DrivenCell
 
 
 def groups() -> dict[str, tuple[Cell, ...]]:
     """The cells of each group, by the name that `--cells` takes."""
     return {
         "headline": tuple(_headline()),
-        "poisson": tuple(PoissonCell(f"poisson-{size}", size) for size in (8192, 16384)),
+        "poisson": tuple(poisson(f"poisson-{size}", (size,)) for size in (8192, 16384)),
+        "loads": tuple(load(_LOADS_TOKENS, rate) for rate in LOADS_PER_S),
+        "mixed-loads": tuple(mixed(rate) for rate in LOADS_PER_S),
         "unshared": tuple(_unshared()),
         "grid": tuple(_shared(size, rows) for size in _GRID_PREFIXES for rows in _GRID_ROWS),
     }
@@ -114,10 +83,13 @@ def cells(chosen: Sequence[str]) -> list[Cell]:
     """
     known = groups()
     singles = {cell.name: cell for cell in _once(c for group in known.values() for c in group)}
+    for name in chosen:
+        if name not in known and name not in singles and (cell := named(name)):
+            singles[name] = cell
     if unknown := [name for name in chosen if name not in known and name not in singles]:
         raise ConfigError(
-            f"There is no cell {', '.join(unknown)}; choose from {', '.join(known)} or a cell's "
-            "name as --dry-run lists them."
+            f"There is no cell {', '.join(unknown)}; choose from {', '.join(known)}, a cell's name "
+            f"as --dry-run lists them, or a name like {', '.join(SHAPES)}."
         )
     return list(_once(cell for name in chosen for cell in known.get(name) or (singles[name],)))
 
@@ -126,8 +98,8 @@ def _headline() -> Iterator[SteadyCell]:
     for rows in (256, 64):
         for size in (16384, 8192, 32768):
             yield _shared(size, rows, HEADLINE_REPEATS)
-    mixed = tuple((size, 64) for size in (2048, 4096, 8192, 16384))
-    yield SteadyCell("mixed-2k-16k-x256", mixed, repeats=HEADLINE_REPEATS)
+    shared = tuple((size, 64) for size in MIXED_PREFIXES)
+    yield SteadyCell("mixed-2k-16k-x256", shared, repeats=HEADLINE_REPEATS)
 
 
 def _unshared() -> Iterator[SteadyCell]:

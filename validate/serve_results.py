@@ -1,6 +1,7 @@
 """serve_results: the file of results, one JSON object a line, that a run may be resumed from."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,13 +44,13 @@ class Results:
             rows.append(row)
         return rows
 
-    def complete(self, identity: Mapping[str, Any]) -> set[tuple[str, str, int]]:
-        """(variant, cell, repeat) of what need not be measured again.
+    def complete(self, identity: Mapping[str, Any]) -> set[tuple[str, str, str, int]]:
+        """(variant, cell, settings, repeat) of what need not be measured again.
 
         `identity` is what must be equal: results of another model or seed do not count.
         """
         return {
-            (row["variant"], row["cell"], row["repeat"])
+            (row["variant"], row["cell"], settings_in(row), row["repeat"])
             for row in self.rows()
             if row["status"] == "complete"
             and all(row.get(name) == value for name, value in identity.items())
@@ -63,12 +64,32 @@ class Results:
             file.write(json.dumps({"format": FORMAT, **row}) + "\n")
 
     def keep_requests(self, drive: Drive, name: str) -> str:
-        """Write the requests of a workload beside the results; returns the file's relative name."""
+        """Write the requests of a workload beside the results; returns the file's relative name.
+
+        A file that is there stays: its name then gets a number.
+        """
         folder = self.path.with_suffix(".requests")
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{name}.jsonl"
+        file, number = folder / f"{name}.jsonl", 1
+        while file.exists():
+            number += 1
+            file = folder / f"{name}-{number}.jsonl"
         file.write_text("".join(json.dumps(record.row()) + "\n" for record in drive.records))
         return f"{folder.name}/{file.name}"
+
+
+def settings_in(row: Mapping[str, Any]) -> str:
+    """A result's settings; results of before there were any have none."""
+    settings: str = row.get("settings", "{}")
+    return settings
+
+
+def requests_name(row: Mapping[str, Any]) -> str:
+    """The name of the requests of a result: variant, cell, what it was given, repeat."""
+    given = json.loads(row["settings"]) | json.loads(row["engine"])
+    text = ",".join(f"{name}={value}" for name, value in given.items())
+    parts = (row["variant"], row["cell"], re.sub(r"[^\w=.,-]+", "_", text), str(row["repeat"]))
+    return ".".join(part for part in parts if part)
 
 
 def _drop_torn_line(path: Path) -> None:

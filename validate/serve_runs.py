@@ -9,6 +9,8 @@ A server that ran with `GRANIKV_RECORD` leaves in that folder:
 - `requests-rank0.jsonl`: a request a line, likewise, with `rid` and `hot_tokens`.
 
 A last line without its end is what a killed server leaves, and no row.
+
+Beside the records lies `trace.jsonl`, what was sent, as a plain trace that the simulator replays.
 """
 
 import json
@@ -19,10 +21,12 @@ from typing import Any
 
 from granikv.core.errors import TraceFormatError
 from granikv.traces.records import REQUEST_SCHEMA, STEP_SCHEMA, RunHeader, RunWriter
+from granikv.validate.serve_results import settings_in
 
 _STEPS_FILE = "steps-rank0.jsonl"
 _REQUESTS_FILE = "requests-rank0.jsonl"
 _HEADER_FILE = "header.json"
+_TRACE_FILE = "trace.jsonl"
 _REQUEST_COLUMNS = [name for name in REQUEST_SCHEMA if name != "replica"]
 
 
@@ -58,7 +62,7 @@ def _convert(row: Mapping[str, Any], source: Path, record: Path | None, folder: 
         model=row["model"],
         gpu=row["gpu"] or "",
         size_tokens=row["size_tokens"] or 0,
-        hot_tokens=recorded.get("hot_tokens", 0),
+        hot_tokens=row.get("server", {}).get("hot_tokens", recorded.get("hot_tokens", 0)),
         seed=row["seed"],
         clock_origin=row["clock_origin"],
         trace=row["cell"],
@@ -67,6 +71,8 @@ def _convert(row: Mapping[str, Any], source: Path, record: Path | None, folder: 
             "variant": row["variant"],
             "engine": row["flags"],
             "variables": row["variables"],
+            "settings": json.loads(settings_in(row)),
+            "scheduler": row.get("scheduler", {}),
             "hot_tokens_known": known,  # of so many requests; the others' column says 0
         },
     )
@@ -79,6 +85,21 @@ def _convert(row: Mapping[str, Any], source: Path, record: Path | None, folder: 
             shift_s = seconds_between(row["clock_origin"], recorded["clock_origin"])
             lines = _lines(record / _STEPS_FILE, recorded.get("step_columns"))
             merge_steps(writer, lines, shift_s, end_s)
+        if all(request.get("prompt") for request in requests):
+            (folder / _TRACE_FILE).write_text("".join(map(_trace_line, requests)))
+
+
+def _trace_line(request: Mapping[str, Any]) -> str:
+    """A request as it was asked for, a line of a plain trace."""
+    line = {
+        "id": request["id"],
+        "arrival_s": request["arrival_s"],
+        "output_tokens": request["asked_tokens"],
+        "session": request["session"],
+        "after": request["after"],
+        "prompt": request["prompt"],
+    }
+    return json.dumps({name: value for name, value in line.items() if value is not None}) + "\n"
 
 
 def add_hot_tokens(

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from granikv.validate.serve_results import settings_in
+
 BASELINES = ("stock", "granikv-fa3")
+_Measured = dict[tuple[str, str], list[Mapping[str, Any]]]  # of one cell, by variant and settings
 _KEY = ("model", "seed", "engine", "gpu", "cell")
 
 
@@ -16,19 +19,26 @@ class TableRow:
     Attributes:
         tokens_per_s: median over repeats.
         spread: (largest - smallest) / median over repeats.
+        settings: what the server was told without a restart.
         step_ms: decode step, None where the cell has none.
+        ttft_ms: median over repeats of the median TTFT, None where the cell has none.
+        tpot_ms: likewise of TPOT.
         ratios: tokens_per_s over each baseline's, None without that baseline of the same GPU,
-            model, seed and engine arguments.
+            model, seed and engine arguments. A baseline under the same settings comes first, then
+            one without any.
         is_same_run: whether each baseline was measured by the same command.
         notes: what to know before using the number.
     """
 
     cell: str
     variant: str
+    settings: str
     repeats: int
     tokens_per_s: float
     spread: float
     step_ms: float | None
+    ttft_ms: float | None
+    tpot_ms: float | None
     ratios: Mapping[str, float | None]
     is_same_run: Mapping[str, bool]
     notes: tuple[str, ...]
@@ -37,49 +47,53 @@ class TableRow:
 def table(
     results: Iterable[Mapping[str, Any]], baselines: Sequence[str] = BASELINES
 ) -> list[TableRow]:
-    """One row per cell and variant, in the order in which cells were first measured."""
-    found: dict[tuple[Any, ...], dict[str, list[Mapping[str, Any]]]] = {}
+    """One row per cell, variant and settings, in the order in which cells were first measured."""
+    found: dict[tuple[Any, ...], _Measured] = {}
     for row in results:
         if row["status"] == "complete":
             cell = found.setdefault(tuple(row.get(name) for name in _KEY), {})
-            cell.setdefault(row["variant"], []).append(row)
+            cell.setdefault((row["variant"], settings_in(row)), []).append(row)
     return [
-        _row(variant, rows, cell, baselines)
+        _row(variant, settings, cell, baselines)
         for cell in found.values()
-        for variant, rows in cell.items()
+        for variant, settings in cell
     ]
 
 
-def _row(
-    variant: str,
-    rows: Sequence[Mapping[str, Any]],
-    cell: Mapping[str, Sequence[Mapping[str, Any]]],
-    baselines: Sequence[str],
-) -> TableRow:
+def _row(variant: str, settings: str, cell: _Measured, baselines: Sequence[str]) -> TableRow:
+    rows = cell[variant, settings]
     rates = [row["tokens_per_s"] for row in rows]
-    steps = [row["step_ms"] for row in rows if "step_ms" in row]
     runs = {row["run"] for row in rows}
+    beside = {name: cell.get((name, settings)) or cell.get((name, "{}"), []) for name in baselines}
     return TableRow(
         rows[0]["cell"],
         variant,
+        settings,
         len(rows),
         median(rates),
         (max(rates) - min(rates)) / median(rates),
-        median(steps) if steps else None,
+        _median(rows, "step_ms"),
+        _median(rows, "ttft_p50_ms"),
+        _median(rows, "tpot_p50_ms"),
         {
-            name: median(rates) / median(row["tokens_per_s"] for row in cell[name])
-            if name in cell
-            else None
-            for name in baselines
+            name: median(rates) / median(row["tokens_per_s"] for row in base) if base else None
+            for name, base in beside.items()
         },
-        {name: runs == {row["run"] for row in cell.get(name, ())} for name in baselines},
+        {name: runs == {row["run"] for row in base} for name, base in beside.items()},
         tuple(_notes(rows)),
     )
+
+
+def _median(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
+    values = [row[column] for row in rows if column in row]
+    return median(values) if values else None
 
 
 def _notes(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
     if rows[0].get("engine", "{}") != "{}":
         yield rows[0]["engine"]
+    if settings_in(rows[0]) != "{}":
+        yield settings_in(rows[0])
     if not all(row.get("is_steady", True) for row in rows):
         yield "not steady"
     if any(row.get("failed") for row in rows):
@@ -91,30 +105,37 @@ def table_text(results: Sequence[Mapping[str, Any]]) -> str:
 
     A ratio with * has a baseline from another run of the command.
     """
-    header = ["cell", "variant", "tokens/s", "step ms", *(f"/ {name}" for name in BASELINES)]
+    times = ["step ms", "TTFT p50 ms", "TPOT p50 ms"]
+    header = ["cell", "variant", "tokens/s", *times, *(f"/ {name}" for name in BASELINES)]
     lines = [[*header, "repeats", "spread", "notes"]]
     for row in table(results):
-        step = "" if row.step_ms is None else f"{row.step_ms:.2f}"
+        waits = [_ms(row.step_ms), _ms(row.ttft_ms), _ms(row.tpot_ms)]
         ratios = [_ratio(row, name) for name in BASELINES]
         rest = [str(row.repeats), f"{row.spread:.1%}", ", ".join(row.notes)]
-        lines.append([row.cell, row.variant, f"{row.tokens_per_s:,.0f}", step, *ratios, *rest])
+        lines.append([row.cell, row.variant, f"{row.tokens_per_s:,.0f}", *waits, *ratios, *rest])
     text = _markdown(lines) if len(lines) > 1 else "No results yet."
     return "\n".join([text, *failures(results)])
 
 
 def failures(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for each cell or server that failed and has no result."""
-    done = {(r["variant"], r["cell"], r["repeat"]) for r in results if r["status"] == "complete"}
-    failed = {
-        (row["variant"], row["cell"], row["repeat"]): row["error"]
-        for row in results
-        if row["status"] != "complete"
-    }
-    return [
-        f"{variant}: {f'{cell} #{repeat} failed' if cell else 'the server died'}: {why}"
-        for (variant, cell, repeat), why in failed.items()
-        if (variant, cell, repeat) not in done
-    ]
+    done = {_of(row) for row in results if row["status"] == "complete"}
+    failed = {_of(row): row for row in results if row["status"] != "complete"}
+    return [_failure(row) for key, row in failed.items() if key not in done]
+
+
+def _of(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["variant"], row["cell"], row.get("engine"), settings_in(row), row["repeat"]
+
+
+def _failure(row: Mapping[str, Any]) -> str:
+    given = [text for text in (row.get("engine", "{}"), settings_in(row)) if text != "{}"]
+    what = f"{row['cell']} #{row['repeat']} failed" if row["cell"] else "the server died"
+    return f"{' '.join([row['variant'], *given])}: {what}: {row['error']}"
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:,.2f}"
 
 
 def _ratio(row: TableRow, baseline: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 from granikv.core.errors import ConfigError
 from granikv.validate.clients import EngineClient
-from granikv.validate.serve_cells import LARGEST_BATCH
+from granikv.validate.driven_cells import LARGEST_BATCH
 
 _OURS_PREFIX = "GRANIKV_"
 _RECORD = "GRANIKV_RECORD"
@@ -34,6 +34,17 @@ COMMON: dict[str, Any] = {
     "disable_prefill_cuda_graph": True,
     "decode_log_interval": 40,
 }
+_SCHEDULER = (
+    "chunked_prefill_size",
+    "max_prefill_tokens",
+    "schedule_policy",
+    "schedule_conservativeness",
+    "tp_size",
+    "page_size",
+    "disable_overlap_schedule",
+    "disable_radix_cache",
+    "attention_backend",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,17 +149,37 @@ def serving(variant: Variant, model: str, record: Path | None = None) -> Iterato
         gc.collect()
         gc.freeze()
         try:
+            info = engine.get_server_info()
             facts = {
                 "flags": arguments,
                 "variables": chosen_variables(),
                 "versions": versions(),
-                "size_tokens": engine.get_server_info()["max_total_num_tokens"],
+                "size_tokens": info["max_total_num_tokens"],
+                "scheduler": scheduler_settings(info),
                 "startup_s": round(time.perf_counter() - begin_s, 1),
             }
             yield Server(EngineClient(engine), engine.loop.run_until_complete, facts)
         finally:
             gc.unfreeze()
             engine.shutdown()
+
+
+def scheduler_settings(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a server of SGLang 0.5.17 has decided on, from its own description.
+
+    Its scheduler's word counts, where there is one: it lowers some of what the engine was given.
+    """
+    states = info.get("internal_states") or [{}]
+    resolved = {**info, **states[0]}
+    decode_graphs = (resolved.get("cuda_graph_config") or {}).get("decode") or {}
+    return {
+        **{name: resolved.get(name) for name in _SCHEDULER},
+        "max_running_requests": resolved.get(
+            "effective_max_running_requests_per_dp", resolved.get("max_running_requests")
+        ),
+        "decode_graph_rows": decode_graphs.get("bs"),
+        "version": info.get("version"),
+    }
 
 
 def chosen_variables() -> dict[str, str]:

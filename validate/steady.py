@@ -1,11 +1,15 @@
-"""steady: the numbers that follow from requests' records: decode steps, rates, and their doubts."""
+"""steady: the numbers that follow from requests' records: steps, rates, waits, and their doubts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from granikv.validate.drive import RequestRecord
+import numpy as np
+
+from granikv.validate.live import RequestRecord
+
+_PERCENTS = (50, 90, 99)
 
 
 class CellError(Exception):
@@ -19,17 +23,20 @@ class Window:
     Attributes:
         begin_s: when request number `skip` finished.
         end_s: when `finished` more had.
-        finished: requests that finished in it, the last at its end.
-        output_tokens: what those requests wrote.
+        records: requests that finished in it, the last at its end.
         least_waiting: fewest requests, over the window, that had arrived and had no token yet;
             0 means that the server was not past saturation.
     """
 
     begin_s: float
     end_s: float
-    finished: int
-    output_tokens: int
+    records: tuple[RequestRecord, ...]
     least_waiting: int
+
+    @property
+    def output_tokens(self) -> int:
+        """What its requests wrote, all of it."""
+        return sum(record.output_tokens for record in self.records)
 
     @property
     def tokens_per_s(self) -> float:
@@ -89,9 +96,8 @@ def steady_window(records: Sequence[RequestRecord], skip: int, count: int) -> Wi
         CellError: fewer have finished.
     """
     finished = sorted(
-        (record.finish_s, record.output_tokens)
-        for record in records
-        if record.status == "finished" and record.finish_s is not None
+        (record for record in records if record.status == "finished"),
+        key=lambda record: record.finish_s or 0.0,
     )
     if len(finished) < skip + count:
         reasons = {r.error for r in records if r.error}
@@ -99,15 +105,11 @@ def steady_window(records: Sequence[RequestRecord], skip: int, count: int) -> Wi
             f"{len(finished)} requests finished, the window needs {skip + count}"
             + (f": {min(reasons)}" if reasons else "")
         )
-    begin_s = finished[skip - 1][0] if skip else min(record.arrival_s for record in records)
-    end_s = finished[skip + count - 1][0]
-    return Window(
-        begin_s,
-        end_s,
-        count,
-        sum(tokens for _, tokens in finished[skip : skip + count]),
-        least_waiting(records, begin_s, end_s),
-    )
+    ends_s = [record.finish_s or 0.0 for record in finished]
+    begin_s = ends_s[skip - 1] if skip else min(record.arrival_s for record in records)
+    end_s = ends_s[skip + count - 1]
+    inside = tuple(finished[skip : skip + count])
+    return Window(begin_s, end_s, inside, least_waiting(records, begin_s, end_s))
 
 
 def least_waiting(records: Sequence[RequestRecord], begin_s: float, end_s: float) -> int:
@@ -133,23 +135,53 @@ def cached_share(records: Sequence[RequestRecord]) -> float:
     return sum(record.cached_tokens for record in started) / prompts if prompts else 0.0
 
 
-def trace_values(records: Sequence[RequestRecord]) -> dict[str, Any]:
-    """Throughput is output tokens over the time from the first arrival to the last token.
+def whole_run(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """Rates and waits of all requests; throughput ends with the last token of a finished one.
 
     Raises:
         CellError: no request finished.
     """
     finished = [record for record in records if record.status == "finished"]
     if not finished:
-        raise CellError("no request of the trace finished")
-    ttft_s = [(r.first_token_s or 0.0) - r.arrival_s for r in finished]
+        reasons = {record.error for record in records if record.error}
+        raise CellError("no request finished" + (f": {min(reasons)}" if reasons else ""))
     output_tokens = sum(record.output_tokens for record in finished)
     last_s = max(record.finish_s or 0.0 for record in finished)
     return {
         "tokens_per_s": output_tokens / (last_s - min(record.arrival_s for record in records)),
-        "ttft_ms": median(ttft_s) * 1e3,
+        **waits_ms(finished),
+    }
+
+
+def waits_ms(finished: Sequence[RequestRecord]) -> dict[str, float]:
+    """Percentiles of TTFT and TPOT, as `granikv.sim.metrics` has them: linear interpolation.
+
+    TTFT is first token - arrival, TPOT is (last - first token) / (tokens - 1) of one request; a
+    request of one token has no TPOT.
+    """
+    spans = [
+        (record.arrival_s, record.first_token_s, record.finish_s, record.output_tokens)
+        for record in finished
+        if record.first_token_s is not None and record.finish_s is not None
+    ]
+    samples_s = {
+        "ttft": [first - arrival for arrival, first, _, _ in spans],
+        "tpot": [(last - first) / (n - 1) for _, first, last, n in spans if n > 1],
+    }
+    return {
+        f"{name}_p{percent}_ms": float(np.percentile(values, percent)) * 1e3
+        for name, values in samples_s.items()
+        for percent in _PERCENTS
+        if values
+    }
+
+
+def sent_values(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """What is worth knowing of every driven cell: how much was sent, what failed, what was late."""
+    return {
         "sent": len(records),
-        "failed": len(records) - len(finished),
+        "failed": sum(record.status in ("failed", "aborted") for record in records),
+        "mean_output_tokens": sum(record.asked_tokens for record in records) / len(records),
         "largest_send_lag_s": send_lag_s(records),
         "cached_share": cached_share(records),
     }

@@ -8,6 +8,7 @@ import csv
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,18 +19,25 @@ from granikv.core.errors import TraceFormatError
 
 # By path: importing granikv.traces loads polars, which a GPU host may lack.
 SHAREGPT = Path(__file__).parents[1] / "traces/data/sharegpt-llama-3.1-8b.lengths.csv"
+_PRIVATE = 3 << 60  # where `granikv.traces.segments` has the names of what one request alone has
 _VOCABULARY = (10, 100_000)  # token ids that every model here has
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRequest:
-    """A request as a server gets it; `arrival_s` counts from the start of the workload."""
+    """A request as a server gets it; `arrival_s` counts from the start of the workload.
+
+    Attributes:
+        prompt: `input_ids` as runs of (segment, length) for a replay: prompts share the leading
+            tokens of equal segments. Empty where nobody replays it.
+    """
 
     request_id: int
     session: str | None
     arrival_s: float
     input_ids: list[int]
     output_tokens: int
+    prompt: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +50,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Requests with arrival times behind one prefix, and what was changed to make them.
+    """Requests behind shared prefixes, and what was changed to make them.
 
     Attributes:
-        prefix: what every prompt begins with.
         requests: in order of arrival.
+        rows: how many requests each prefix has.
         clamped_outputs: requests whose output was cut to the largest allowed.
     """
 
-    prefix: list[int]
     requests: list[LiveRequest]
+    rows: list[int]
     clamped_outputs: int
 
 
@@ -82,31 +90,43 @@ def batch(shared: Sequence[tuple[int, int]], own_tokens: int, rng: np.random.Gen
     return Batch([prefix for prefix in prefixes if prefix], prompts)
 
 
-def poisson(
-    prefix_tokens: int,
+def arrivals(
+    prefixes: Sequence[int],
     requests: int,
-    rate_per_s: float,
+    rate_per_s: float | None,
     largest_output: int,
     rng: np.random.Generator,
 ) -> Arrivals:
     """Requests with lengths drawn from the ShareGPT file, at the times of a Poisson process.
 
-    The file's prompt length is what a request has behind the common prefix.
+    `prefixes` are lengths in tokens. Each prefix has equally many requests (give or take one), in
+    random order; the file's prompt length is what a request has behind it. Without a rate all
+    arrive at 0 s.
     """
-    prefix = tokens(rng, prefix_tokens)
+    shared = [tokens(rng, length) for length in prefixes]
     lengths = _sharegpt_lengths()
     drawn = [lengths[row] for row in rng.integers(0, len(lengths), size=requests)]
-    times = rng.exponential(1.0 / rate_per_s, size=requests).cumsum()
-    return Arrivals(
-        prefix,
-        [
+    times = np.zeros(requests)
+    if rate_per_s is not None:
+        times = rng.exponential(1.0 / rate_per_s, size=requests).cumsum()
+    places = np.arange(requests) % len(shared)
+    if len(shared) > 1:
+        places = rng.permutation(places)
+    made = []
+    for number, (place, time_s, (own, output)) in enumerate(zip(places, times, drawn, strict=True)):
+        runs = ((int(place), len(shared[place])), (_PRIVATE | number, own))
+        made.append(
             LiveRequest(
-                number, None, float(time_s), prefix + tokens(rng, own), min(output, largest_output)
+                number,
+                None,
+                float(time_s),
+                shared[place] + tokens(rng, own),
+                min(output, largest_output),
+                tuple(run for run in runs if run[1]),
             )
-            for number, (time_s, (own, output)) in enumerate(zip(times, drawn, strict=True))
-        ],
-        sum(output > largest_output for _, output in drawn),
-    )
+        )
+    clamped = sum(output > largest_output for _, output in drawn)
+    return Arrivals(made, np.bincount(places, minlength=len(shared)).tolist(), clamped)
 
 
 def burst(sent: Batch, output_tokens: int, arrival_s: float = 0.0) -> Iterator[LiveRequest]:
@@ -128,24 +148,44 @@ def from_lines(lines: Iterable[str], seed: int, name: str = "trace") -> Iterator
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
+        with _naming(name, number):
             row = json.loads(line)
-            yield LiveRequest(
+            runs = tuple((int(segment), int(length)) for segment, length in row["prompt"])
+            request = LiveRequest(
                 int(row["id"]),
                 row.get("session"),
                 float(row["arrival_s"]),
-                [
-                    token
-                    for segment, length in row["prompt"]
-                    for token in segment_tokens(int(segment), int(length))
-                ],
+                [token for run in runs for token in segment_tokens(*run)],
                 int(row["output_tokens"]),
+                runs,
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise TraceFormatError(
-                f"{name}, line {number}: {error!r}; a line has id, arrival_s, prompt "
-                "([[segment, length], ...]) and output_tokens"
-            ) from None
+        yield request
+
+
+def last_arrival_s(lines: Iterable[str], name: str = "trace") -> float:
+    """When the last request of a plain trace arrives, 0 where there is none.
+
+    Raises:
+        TraceFormatError: a line cannot be read.
+    """
+    last_s = 0.0
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            with _naming(name, number):
+                last_s = max(last_s, float(json.loads(line)["arrival_s"]))
+    return last_s
+
+
+@contextmanager
+def _naming(name: str, number: int) -> Iterator[None]:
+    """Say in which line of a plain trace an error is."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise TraceFormatError(
+            f"{name}, line {number}: {error!r}; a line has id, arrival_s, prompt "
+            "([[segment, length], ...]) and output_tokens"
+        ) from None
 
 
 def _segments(seed: int) -> Callable[[int, int], list[int]]:

@@ -55,6 +55,7 @@ SAMPLES = {
         '{"timestamp": 0, "input_length": 3, "output_length": 1, "hash_ids": [1], '
         '"run_lengths": [3], "request_id": 0}\n'
     ),
+    "plain": '{"id": 4, "arrival_s": 2.5, "prompt": [[0, 3], [7, 2]], "output_tokens": 2}\n',
 }
 ASSUMED = {
     "sharegpt": ReadOptions(requests_per_s=1.0, chars_per_token=4.0),
@@ -260,6 +261,19 @@ def test_open_loop_of_stored_turns(write, tmp_path):
         assert all(request.after is None and request.think_s == 0.0 for request in opened)
 
 
+def test_plain_rows_keep_their_ids_and_times(write):
+    rows = [
+        json.loads(SAMPLES["plain"]),
+        {**json.loads(SAMPLES["plain"]), "id": 9, "session": "u", "after": 4},
+    ]
+    first, second = open_trace(write(rows))
+    assert (first.request_id, first.arrival_s, first.output_tokens) == (4, 2.5, 2)
+    assert first.prompt == ((0, 3), (7, 2))
+    assert (first.session, first.after, second.session, second.after) == (None, None, "u", 4)
+    opened = list(open_trace(write(rows), options=ReadOptions(closed_loop=False)))
+    assert [request.after for request in opened] == [None, None]
+
+
 def test_a_truncated_gzip_is_an_error(tmp_path):
     whole = gzip.compress("".join(json.dumps(row(i)) + "\n" for i in range(5_000)).encode())
     path = tmp_path / "cut.gz"
@@ -327,6 +341,7 @@ RICH = {
             "prefix_tokens": 2,
         },
     ],
+    "plain": [json.loads(SAMPLES["plain"]) | {"session": "a", "after": 3}],
 }
 
 

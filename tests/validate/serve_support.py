@@ -114,7 +114,7 @@ class Engine(FakeEngine):
         self.loop = asyncio.new_event_loop()
 
     def get_server_info(self) -> dict[str, Any]:
-        return {"max_total_num_tokens": 4321}
+        return {"max_total_num_tokens": 4321, "schedule_policy": "fcfs"}
 
     def shutdown(self) -> None:
         self.loop.close()

@@ -6,7 +6,8 @@ import pytest
 from serve_support import FakeEngine, run_virtually
 
 from granikv.validate.clients import EngineClient, ServerError, answer_of_line, chunk_of
-from granikv.validate.drive import Drive, RequestRecord, answer_batch, drive
+from granikv.validate.drive import Drive, answer_batch, drive, drive_closed
+from granikv.validate.live import RequestRecord
 from granikv.validate.workloads import LiveRequest
 
 
@@ -70,6 +71,46 @@ def test_enough_ends_the_others():
 def test_enough_also_ends_the_sending():
     records = driven(FakeEngine, [request(n, 10.0 * n, [n]) for n in range(5)], enough=2)
     assert [r.status for r in records] == ["finished", "finished"]
+
+
+def closed(engine: FakeEngine, requests: Any, users: int) -> list[RequestRecord]:
+    async def work(loop: Any) -> Drive:
+        return await drive_closed(EngineClient(engine), requests, users, clock=loop.time)
+
+    return run_virtually(work).records
+
+
+def in_flight(records: list[RequestRecord], time_s: float) -> int:
+    return sum((r.sent_s or 0.0) <= time_s < (r.finish_s or 0.0) for r in records)
+
+
+def test_a_closed_loop_keeps_its_users_busy():
+    requests = [request(n, 0.0, [n], output=5 + 7 * n % 11) for n in range(20)]
+    records = closed(FakeEngine(prefill_s=0.5, step_s=0.01), requests, 3)
+    assert [r.id for r in records] == list(range(20))
+    assert [r.arrival_s for r in records] == [r.sent_s for r in records]
+    ends = sorted(r.finish_s for r in records)
+    for one, other in zip([0.0, *ends[:17]], ends[:18], strict=True):  # the last three go home
+        assert in_flight(records, (one + other) / 2) == 3
+    assert in_flight(records, (ends[18] + ends[19]) / 2) == 1
+
+
+def test_a_user_sends_when_the_last_answer_has_ended():
+    requests = [request(n, 0.0, [n], output=11) for n in range(6)]
+    records = closed(FakeEngine(prefill_s=0.5, step_s=0.01), requests, 2)
+    assert [r.sent_s for r in records] == pytest.approx([0.0, 0.0, 0.6, 0.6, 1.2, 1.2])
+    by_id = {r.id: r for r in records}
+    for record in records[2:]:
+        before = by_id[record.after]
+        assert (before.session, before.finish_s) == (record.session, record.sent_s)
+    assert {r.session for r in records} == {"user-0", "user-1"}
+    assert [r.after for r in records[:2]] == [None, None]
+
+
+def test_a_user_goes_on_after_a_failure():
+    requests = [request(0, 0.0, [666]), request(1, 0.0, [1])]
+    bad, good = closed(FakeEngine(poison=666), requests, 1)
+    assert (bad.status, good.status, good.after) == ("failed", "finished", 0)
 
 
 def test_a_batch_is_one_message():

@@ -44,6 +44,22 @@ def test_a_baseline_of_another_run_is_marked():
     assert "1.50*" not in table_text([row("stock", "a", 100.0), row("granikv", "a", 150.0)])
 
 
+def test_settings_are_rows_of_their_own():
+    rows = [row("stock", "a", 100.0)]
+    for fraction, rate in ((0.1, 150.0), (0.2, 200.0)):
+        given = {"settings": f'{{"hot_fraction": {fraction}}}'}
+        rows += [row("granikv", "a", rate, **given), row("granikv-fa3", "a", rate / 2, **given)]
+    rows.append(row("granikv", "a", 180.0, ttft_p50_ms=1234.5, tpot_p50_ms=9.87))
+    _, first, _, second, _, plain = table(rows)
+    assert (first.ratios["stock"], second.ratios["stock"]) == (1.5, 2.0)
+    assert first.ratios["granikv-fa3"] == second.ratios["granikv-fa3"] == 2.0
+    assert (plain.settings, plain.ratios["granikv-fa3"]) == ("{}", None)
+    text = table_text(rows)
+    assert '{"hot_fraction": 0.1}' in text
+    assert "1,234.50" in text
+    assert "9.87" in text
+
+
 def test_doubts_are_shown():
     text = table_text([row("stock", "a", 100.0, is_steady=False, failed=3)])
     assert "not steady, 3 requests failed" in text
@@ -57,4 +73,8 @@ def test_failures_are_shown_until_they_are_mended():
         "granikv: the server died: exit code 9",
     ]
     assert failures([failed, row("stock", "a", 5.0)]) == []
+    swept = failed | {"variant": "granikv", "settings": '{"dispatch": "cost"}'}
+    assert failures([swept, row("granikv", "a", 5.0)]) == [
+        'granikv {"dispatch": "cost"}: a #0 failed: no room'
+    ]
     assert table_text([]) == "No results yet."

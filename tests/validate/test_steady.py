@@ -6,9 +6,10 @@ import pytest
 from serve_support import FakeEngine, run_virtually
 
 from granikv.validate.clients import EngineClient
-from granikv.validate.drive import RequestRecord
+from granikv.validate.driven_cells import ClosedCell, PoissonCell, TraceCell
+from granikv.validate.live import RequestRecord
 from granikv.validate.measure import Measured, measure
-from granikv.validate.serve_cells import Cell, PoissonCell, SteadyCell, TraceCell
+from granikv.validate.serve_cells import Cell, SteadyCell
 from granikv.validate.steady import (
     CellError,
     decoded_together,
@@ -16,7 +17,8 @@ from granikv.validate.steady import (
     start_spread_s,
     steady_step_s,
     steady_window,
-    trace_values,
+    waits_ms,
+    whole_run,
 )
 
 
@@ -39,7 +41,7 @@ def rounds(slots: int, count: int, service_s: float) -> list[RequestRecord]:
 def test_whole_rounds_give_the_true_rate_wherever_the_window_begins(skip: int):
     window = steady_window(rounds(4, 24, 2.0), skip, 8)
     assert window.tokens_per_s == pytest.approx(4 * 10 / 2.0)
-    assert window.finished == 8
+    assert len(window.records) == 8
     assert window.output_tokens == 80
 
 
@@ -94,12 +96,28 @@ def test_a_server_that_does_not_stream_is_refused():
         steady_step_s([marked((1.0, 1), (2.0, 40))])
 
 
-def test_throughput_of_a_trace():
-    values = trace_values([record(2.0, 3.0, 4.0, 30), record(3.0, 3.5, 7.0, 70)])
+def test_throughput_of_a_whole_run():
+    values = whole_run([record(2.0, 3.0, 4.0, 30), record(3.0, 3.5, 7.0, 70)])
     assert values["tokens_per_s"] == pytest.approx(100 / 5)
-    assert values["ttft_ms"] == pytest.approx(750)
-    with pytest.raises(CellError):
-        trace_values([])
+    assert values["ttft_p50_ms"] == pytest.approx(750)
+    failed = record(0.0, 1.0, 2.0)
+    failed.status, failed.error = "failed", "ValueError: too long"
+    with pytest.raises(CellError, match="no request finished: ValueError: too long"):
+        whole_run([failed])
+
+
+def test_percentiles_of_waits():
+    # TTFT 0.1, 0.2, ... 1.0 s; TPOT 0.01, ... 0.10 s, and one request of one token without any.
+    records = [record(5.0, 5.0 + n / 10, 5.0 + n / 10 + 4 * n / 100, 5) for n in range(1, 11)]
+    waits = waits_ms([*records, record(1.0, 1.55, 1.55, 1)])
+    # Sorted TTFT: ten of tenths with 0.55 s in the middle; places 0.5, 0.9 and 0.99 of 10 gaps.
+    assert waits["ttft_p50_ms"] == pytest.approx(550)
+    assert waits["ttft_p90_ms"] == pytest.approx(900)
+    assert waits["ttft_p99_ms"] == pytest.approx(990)
+    assert waits["tpot_p50_ms"] == pytest.approx(55)
+    assert waits["tpot_p90_ms"] == pytest.approx(91)
+    assert waits["tpot_p99_ms"] == pytest.approx(99.1)
+    assert "tpot_p50_ms" not in waits_ms([record(1.0, 2.0, 2.0, 1)])
 
 
 def measured(cell: Cell, repeats: list[int], **engine: Any) -> tuple[list[Any], FakeEngine]:
@@ -135,7 +153,7 @@ def test_rows_beyond_the_server_are_not_steady():
 
 
 def test_a_poisson_cell_finds_the_rate_of_a_full_server():
-    cell = PoissonCell("p", 40, rate_per_s=400.0, largest_output=20, skip=16, count=512)
+    cell = PoissonCell("p", (40,), 400.0, 864, (16, 512), largest_output=20)
     ((repeat, one),), _ = measured(cell, [0], slots=64, prefill_s=0.1, step_s=0.05)
     assert repeat == 0
     # Each of 64 slots writes 20 tokens in 0.1 + 19 * 0.05 s; 512 finish in eight rounds of it.
@@ -143,15 +161,46 @@ def test_a_poisson_cell_finds_the_rate_of_a_full_server():
     assert one.values["is_steady"]
     assert one.values["window_requests"] == 512
     assert one.values["failed"] == 0
+    assert one.values["tpot_p50_ms"] == pytest.approx(50)
+    assert one.values["tpot_p99_ms"] == pytest.approx(50)
     assert one.drive is not None
     assert len(one.drive.records) == one.values["sent"]
 
 
-def test_a_poisson_cell_below_saturation_is_not_steady():
-    cell = PoissonCell("p", 4, rate_per_s=2.0, largest_output=2, skip=1, count=8)
+def test_a_window_below_saturation_is_not_steady():
+    cell = PoissonCell("p", (4,), 2.0, 64, (1, 8), largest_output=2)
     ((_, one),), _ = measured(cell, [0], prefill_s=0.01, step_s=0.01)
     assert not one.values["is_steady"]
     assert one.values["least_waiting"] == 0
+
+
+def test_a_poisson_cell_below_saturation_measures_all_its_requests():
+    cell = PoissonCell("p", (40, 60), 2.0, 12, largest_output=3)
+    done, engine = measured(cell, [0, 1], prefill_s=0.2, step_s=0.05)
+    assert [repeat for repeat, _ in done] == [0, 1]
+    for _, one in done:
+        assert one.drive is not None
+        records = one.drive.records
+        assert {r.status for r in records} == {"finished"}
+        span_s = records[-1].arrival_s + 0.3 - records[0].arrival_s
+        assert one.values["tokens_per_s"] == pytest.approx(12 * 3 / span_s)
+        assert one.values["ttft_p99_ms"] == pytest.approx(200)
+        assert one.values["tpot_p50_ms"] == pytest.approx(50)
+        assert (one.values["sent"], one.values["mean_output_tokens"]) == (12, 3)
+        assert one.values["shared"] == [[40, 6], [60, 6]]
+        assert records[0].cached_tokens == 0  # nothing of the warm-up is left
+    assert engine.flushes == 2
+    times = [[r.arrival_s for r in one.drive.records] for _, one in done]
+    assert times[0] != times[1]
+
+
+def test_a_closed_cell_is_bound_by_its_users():
+    cell = ClosedCell("c", 40, 4, 32, largest_output=11)
+    ((_, one),), _ = measured(cell, [0], prefill_s=0.5, step_s=0.05)
+    assert one.values["tokens_per_s"] == pytest.approx(4 * 11 / 1.0)
+    assert (one.values["users"], one.values["sent"]) == (4, 32)
+    assert one.values["ttft_p50_ms"] == pytest.approx(500)
+    assert one.values["largest_send_lag_s"] == 0
 
 
 def test_a_trace_is_sent_as_it_is(tmp_path: Any):

@@ -2,13 +2,14 @@
 
 import csv
 import json
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from granikv.core.errors import TraceFormatError
+from granikv.traces.segments import private_segment
 from granikv.validate import workloads
 
 
@@ -44,11 +45,11 @@ def test_seed_and_name_decide_every_token():
 
 
 def test_poisson_takes_its_lengths_from_the_file_and_counts_what_it_cuts():
-    made = workloads.poisson(50, 2000, 8.0, 600, workloads.rng_of(3, "poisson"))
+    made = workloads.arrivals((50,), 2000, 8.0, 600, workloads.rng_of(3, "poisson"))
     with workloads.SHAREGPT.open() as file:
         rows = list(csv.DictReader(file))
     known = {int(row["num_prefill_tokens"]) for row in rows}
-    assert all(r.input_ids[:50] == made.prefix for r in made.requests)
+    assert len({tuple(r.input_ids[:50]) for r in made.requests}) == 1
     assert {len(r.input_ids) - 50 for r in made.requests} <= known
     mean = np.mean([int(row["num_prefill_tokens"]) for row in rows])
     own = [len(r.input_ids) - 50 for r in made.requests]
@@ -60,13 +61,32 @@ def test_poisson_takes_its_lengths_from_the_file_and_counts_what_it_cuts():
 
 
 def test_poisson_arrives_at_its_rate():
-    times = [
-        r.arrival_s for r in workloads.poisson(0, 4000, 8.0, 1, workloads.rng_of(4, "p")).requests
-    ]
+    made = workloads.arrivals((0,), 4000, 8.0, 1, workloads.rng_of(4, "p"))
+    times = [r.arrival_s for r in made.requests]
     gaps = np.diff(times)
     assert (gaps > 0).all()
     assert np.mean(gaps) == pytest.approx(1 / 8, rel=0.05)
     assert np.std(gaps) == pytest.approx(1 / 8, rel=0.1)
+
+
+def test_requests_spread_evenly_over_prefixes_in_random_order():
+    made = workloads.arrivals((100, 40, 70), 300, None, 1, workloads.rng_of(5, "m"))
+    assert made.rows == [100, 100, 100]
+    assert {r.arrival_s for r in made.requests} == {0.0}
+    order = [r.prompt[0] for r in made.requests]
+    assert set(order) == {(0, 100), (1, 40), (2, 70)}
+    turns = sum(one == other for one, other in pairwise(order))
+    assert 60 < turns < 140  # a third of 299, not 0 as in turn
+
+
+def test_runs_say_what_is_shared():
+    made = workloads.arrivals((60, 30), 40, None, 1, workloads.rng_of(6, "m"))
+    for number, one in enumerate(made.requests):
+        assert sum(length for _, length in one.prompt) == len(one.input_ids)
+        assert one.prompt[1][0] == private_segment(one.request_id)
+        for other in made.requests[:number]:
+            is_same = one.prompt[0] == other.prompt[0]
+            assert common(one.input_ids, other.input_ids) == (one.prompt[0][1] if is_same else 0)
 
 
 def test_burst_arrives_at_once():
@@ -86,6 +106,7 @@ def test_segments_of_a_plain_trace_are_streams_with_a_name():
     assert (second.arrival_s, second.session) == (1.5, "s")
     assert common(first.input_ids, second.input_ids) == 30
     assert (len(first.input_ids), len(second.input_ids)) == (34, 50)
+    assert (first.prompt, second.prompt) == (((5, 30), (9, 4)), ((5, 50),))
 
 
 @pytest.mark.parametrize("line", ["{", '{"id": 1}', "[]", '{"id": 1, "prompt": 3}'])
