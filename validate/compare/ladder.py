@@ -17,7 +17,8 @@ from granikv.validate.compare.request_rung import RequestComparison, compare_req
 from granikv.validate.compare.schedule_rung import ScheduleComparison, compare_schedule
 from granikv.validate.compare.steady_rung import SteadyComparison, compare_steady
 from granikv.validate.compare.step_rung import StepTimes, step_times
-from granikv.validate.serve_cells import PoissonCell, cells
+from granikv.validate.driven_cells import PoissonCell
+from granikv.validate.serve_cells import cells
 from granikv.validate.serve_results import Results
 
 Progress = Callable[[int, int], None]
@@ -107,7 +108,7 @@ def window_of(run: LiveRun) -> tuple[int, int] | None:
         (cell,) = cells([run.header.trace])
     except ConfigError:
         return None
-    return (cell.skip, cell.count) if isinstance(cell, PoissonCell) else None
+    return cell.window if isinstance(cell, PoissonCell) else None
 
 
 def _report(run: LiveRun, params: GpuParams | None) -> RunReport:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from granikv.sim.metrics import timed_requests
 from granikv.validate.compare.error_measures import Errors, errors, ks_distance
-from granikv.validate.drive import RequestRecord
+from granikv.validate.live import RequestRecord
 from granikv.validate.steady import steady_window
 
 TIMES = ("ttft_s", "tpot_s", "e2e_s")
