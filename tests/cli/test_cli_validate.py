@@ -1,4 +1,4 @@
-"""`granikv validate`: shipped records compare, errors that grew end it badly, nonsense is refused."""
+"""`granikv validate`: shipped records compare, errors that grew end it badly, nonsense is out."""
 
 import json
 from pathlib import Path
