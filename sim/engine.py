@@ -19,7 +19,7 @@ import simpy
 from simpy.events import EventPriority
 
 from granikv.core.dispatch import Dispatcher
-from granikv.core.step import StepShape
+from granikv.core.step import ExtendShape, StepShape
 from granikv.cost_models.step import StepCost
 from granikv.sim.config import ServerConfig
 from granikv.sim.ledger import Ledger
@@ -214,8 +214,8 @@ class Engine:
         self._last_was_decode = False
         self._last_joined.clear()
         self._end_prefill(items)
-        tokens = sum(item.extend_tokens for item in items)
-        self.ledger.prefill(start, int(self.env.now), len(items), tokens, cost, copy_ns)
+        shape = ExtendShape(tuple((item.extend_tokens, item.prefix_tokens) for item in items))
+        self.ledger.prefill(start, int(self.env.now), shape, cost, copy_ns)
 
     def _end_prefill(self, items: list[PrefillItem]) -> None:
         """Chunks are cached at once, whole prompts join the batch and are cached when seen."""

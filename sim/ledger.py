@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from granikv.core.step import StepPlan, StepShape
+from granikv.core.step import ExtendShape, StepPlan, StepShape
 from granikv.cost_models.step import DecodeLine, ExtendCost, StepCost
 from granikv.sim.pools import Pools
 from granikv.sim.recorder import Counters, StepRecorder
@@ -45,14 +45,14 @@ class Ledger:
         self._counted = (0, 0, 0)
 
     def prefill(
-        self, start_ns: int, end_ns: int, rows: int, tokens: int, cost: ExtendCost, copy_ns: int
+        self, start_ns: int, end_ns: int, shape: ExtendShape, cost: ExtendCost, copy_ns: int
     ) -> None:
-        """An extend step of `rows` requests and `tokens` new tokens."""
+        """An extend step, after copies that took `copy_ns`."""
         self.totals.prefills += 1
         self.totals.extend_ns += cost.total_ns
         self.totals.copy_ns += copy_ns
         self._busy(end_ns - start_ns)
-        self._recorder.extend(start_ns, end_ns, rows, tokens, self._counters(0))
+        self._recorder.extend(start_ns, end_ns, shape, self._counters(0))
 
     def decode(
         self,

@@ -5,7 +5,7 @@ into one row.
 import json
 from typing import Any, Protocol
 
-from granikv.core.step import Segment, StepPlan, StepShape
+from granikv.core.step import ExtendShape, Segment, StepPlan, StepShape
 
 # hot_used and cold_free after the steps, then hot_misses, evictions, retractions and
 # migrated_tokens since the last.
@@ -84,19 +84,13 @@ class StepRecorder:
             self._segments, self._plan = segments, plan
         self._end_ns = end_ns
 
-    def extend(
-        self,
-        start_ns: int,
-        end_ns: int,
-        rows: int,
-        prefill_tokens: int,
-        counters: Counters,
-    ) -> None:
+    def extend(self, start_ns: int, end_ns: int, shape: ExtendShape, counters: Counters) -> None:
         """Add one prefill step."""
         self.flush()
+        rows = len(shape.requests)
         self._row = [
-            0, 1, start_ns, end_ns - start_ns, "extend", rows, rows, prefill_tokens, 0,
-            "[]", "{}", *counters,
+            0, 1, start_ns, end_ns - start_ns, "extend", rows, rows, shape.new_tokens, 0,
+            "[]", json.dumps(shape.to_json()), *counters,
         ]  # fmt: skip
         self._plan = None
         self._end_ns = end_ns

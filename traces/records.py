@@ -33,7 +33,9 @@ REQUEST_SCHEMA = pl.Schema(
 )
 
 # A row stands for `steps` decode steps in a row that differ only in private tokens; gpu_us is
-# their sum.
+# their sum. plan_json is a decode step's `core.step.StepPlan` or an extend step's
+# `core.step.ExtendShape`: {"extend": [[new_tokens, prefix_tokens], ...]}, a pair a request in the
+# order of the batch; "{}" where neither is known.
 STEP_SCHEMA = pl.Schema(
     {
         "iter": pl.Int64(),

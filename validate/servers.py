@@ -18,6 +18,7 @@ from granikv.validate.driven_cells import LARGEST_BATCH
 
 _OURS_PREFIX = "GRANIKV_"
 _RECORD = "GRANIKV_RECORD"
+_OBSERVE = "GRANIKV_OBSERVE"  # the same for a stock server
 _PLUGINS = "SGLANG_PLUGINS"  # SGLang's list of the plugins that it may load
 _FREE_S = 60.0
 _FREE_MIB = 1024  # what a GPU may still hold of a server that is gone
@@ -108,11 +109,13 @@ def variant_of(name: str) -> Variant:
 
 
 def variables_of(variant: Variant, record: Path | None) -> dict[str, str]:
-    """Environment of a variant; a stock server does not even load our plugin, nor records."""
-    if not variant.is_ours:
+    """Environment of a variant; a stock server loads our plugin only to be recorded by it."""
+    folder = None if record is None else str(record.absolute())
+    if variant.is_ours:
+        return {**variant.variables, **({} if folder is None else {_RECORD: folder})}
+    if folder is None:
         return {**variant.variables, _PLUGINS: "none"}
-    recording = {} if record is None else {_RECORD: str(record.absolute())}
-    return {**variant.variables, **recording}
+    return {**variant.variables, _PLUGINS: "granikv", _OBSERVE: folder}
 
 
 @contextmanager
@@ -185,12 +188,12 @@ def scheduler_settings(info: Mapping[str, Any]) -> dict[str, Any]:
 def chosen_variables() -> dict[str, str]:
     """GraniKV's variables of this process.
 
-    Not the folder for records: a path of this machine, which results have relative to themselves.
+    Not folders for records: paths of this machine, which results have relative to themselves.
     """
     return {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(_OURS_PREFIX) and name != _RECORD
+        if name.startswith(_OURS_PREFIX) and name not in (_RECORD, _OBSERVE)
     }
 
 

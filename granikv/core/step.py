@@ -1,5 +1,5 @@
-"""The contract between batch, dispatcher, cost model and kernels: what a decode step looks like and
-how it runs.
+"""The contract between batch, dispatcher, cost model and kernels: what a step looks like and how a
+decode step runs.
 """
 
 from dataclasses import dataclass
@@ -78,3 +78,23 @@ class StepPlan:
             "launch": self.launch.name.lower(),
             "row_split": list(self.row_split),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendShape:
+    """One extend step: `(new_tokens, prefix_tokens)` of each request, in the order of the batch.
+
+    New tokens are computed in this step; of the prefix, K and V are there already, from the cache
+    or from an earlier chunk.
+    """
+
+    requests: tuple[tuple[int, int], ...]
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that the step computes."""
+        return sum(new for new, _ in self.requests)
+
+    def to_json(self) -> dict[str, object]:
+        """Plain form for run records."""
+        return {"extend": [list(request) for request in self.requests]}

@@ -6,8 +6,6 @@ built then raises for itself, also where a hook has not taken hold.
 """
 
 from collections.abc import Callable
-from functools import reduce
-from importlib import import_module
 from typing import Any
 
 import sglang
@@ -28,17 +26,22 @@ from granikv.sglang_plugin.admin import READS_CLOCK, set_internal_state
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator
 from granikv.sglang_plugin.config import BACKEND, SGLANG_VERSION, VARIABLES, LiveConfig
 from granikv.sglang_plugin.graphs import decode_runner_class
+from granikv.sglang_plugin.hooks import Hook, check_in_place
 from granikv.sglang_plugin.observer import Observer
 from granikv.sglang_plugin.prefill import alloc_for_extend
 from granikv.sglang_plugin.promotion import promote_ready
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.server import build_attention, check_server, plan_step
+from granikv.sglang_plugin.stock_observer import StockObserver
+from granikv.sglang_plugin.watch import SCHEDULER
 
 _SIZED_LATE = envs.SGLANG_ENABLE_POST_CAPTURE_KV_SIZING  # resizes a pool that is in use
 
 
 def register() -> None:
     """Entry point `sglang.srt.plugins`; does nothing until a server asks for the backend.
+
+    With `GRANIKV_OBSERVE` nothing is hooked but what records a stock server.
 
     Raises:
         ConfigError: another version of SGLang is installed.
@@ -53,7 +56,8 @@ def register() -> None:
     add_attention_backend_choices([BACKEND])
     add_deterministic_attention_backend_choices([BACKEND])
     add_radix_supported_deterministic_attention_backend_choices([BACKEND])
-    for target, hook, kind in _HOOKS:
+    # Names are known either way, so that asking for both ends in our sentence.
+    for target, hook, kind in _STOCK_HOOKS if LiveConfig.is_observing() else _HOOKS:
         HookRegistry.register(target, hook, kind)
 
 
@@ -61,21 +65,18 @@ def build_tree(context: TreeCacheBuildContext) -> GraniRadixCache:
     """The radix cache of a scheduler process.
 
     Raises:
-        ConfigError: the server runs with something that HOT slabs do not go with, or a hook has
-            not taken hold.
+        ConfigError: the server runs with something that HOT slabs do not go with, a `GRANIKV_*`
+            variable is wrong or of a stock server, or a hook has not taken hold.
         TypeError: the allocator is not ours.
     """
+    settings = LiveConfig.of_backend()
     if problems := unsupported(context.server_args, context):
         raise ConfigError(
             f"--radix-cache-backend {BACKEND} does not go with {', '.join(problems)}; "
             "leave that out, or the backend"
         )
-    if missing := [target for target, hook, _ in _HOOKS if not _is_in_place(target, hook)]:
-        raise ConfigError(
-            f"GraniKV could not hook into {', '.join(missing)}; look for the plugin's error "
-            f"earlier in the log, and check that SGLang {SGLANG_VERSION} is unmodified"
-        )
-    admission = LiveConfig.from_environment().admission
+    check_in_place(_HOOKS)
+    admission = settings.admission
     if context.tp_size > 1 and admission == READS_CLOCK:
         raise ConfigError(
             f"{VARIABLES}ADMISSION={READS_CLOCK} weighs seconds, which differ between "
@@ -136,29 +137,9 @@ def unsupported(server_args: Any, context: TreeCacheBuildContext) -> list[str]:
     return [name for name, is_there in found.items() if is_there]
 
 
-def _is_in_place(target: str, hook: Callable[..., Any]) -> bool:
-    """Whether a call of `target` goes through `hook`."""
-    module, *names = _split(target)
-    call = reduce(getattr, names, import_module(module))
-    while call is not None:
-        cells = getattr(call, "__closure__", None) or ()
-        if any(cell.cell_contents is hook for cell in cells):
-            return True
-        call = getattr(call, "__wrapped__", None)
-    return False
-
-
-def _split(target: str) -> list[str]:
-    """The module of a dotted name, then the rest of it; classes begin with a capital."""
-    parts = target.split(".")
-    of_class = [i for i, part in enumerate(parts) if part[0].isupper()]
-    cut = of_class[0] if of_class else len(parts) - 1
-    return [".".join(parts[:cut]), *parts[cut:]]
-
-
 _OBSERVER = Observer()
-_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
-_HOOKS = (
+_STOCK_HOOKS = StockObserver().hooks()
+_HOOKS: tuple[Hook, ...] = (
     (
         "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator"
         "._build_token_to_kv_pool_allocator",
@@ -171,34 +152,10 @@ _HOOKS = (
         decode_runner_class,
         HookType.AROUND,
     ),
-    (f"{_SCHEDULER}.__init__", check_server, HookType.AFTER),
-    (f"{_SCHEDULER}.__init__", _OBSERVER.after_init, HookType.AFTER),
+    (f"{SCHEDULER}.__init__", check_server, HookType.AFTER),
     # Inside of what plans a step, so that planning is not in its GPU time.
-    (f"{_SCHEDULER}.run_batch", _OBSERVER.around_run_batch, HookType.AROUND),
-    (f"{_SCHEDULER}.get_next_batch_to_run", promote_ready, HookType.BEFORE),
-    (f"{_SCHEDULER}.run_batch", plan_step, HookType.BEFORE),
-    (f"{_SCHEDULER}.set_internal_state", set_internal_state, HookType.AROUND),
-    (
-        f"{_SCHEDULER}.process_batch_result",
-        _OBSERVER.after_process_batch_result,
-        HookType.AFTER,
-    ),
-    (f"{_SCHEDULER}.on_idle", _OBSERVER.before_on_idle, HookType.BEFORE),
-    (f"{_SCHEDULER}.get_internal_state", _OBSERVER.after_get_internal_state, HookType.AFTER),
-    (
-        "sglang.srt.managers.schedule_batch.ScheduleBatch.retract_decode",
-        _OBSERVER.after_retract_decode,
-        HookType.AFTER,
-    ),
-    (
-        "sglang.srt.mem_cache.common.release_kv_cache",
-        _OBSERVER.after_release_kv_cache,
-        HookType.AFTER,
-    ),
-    (
-        "sglang.srt.managers.scheduler_components.metrics_reporter.SchedulerMetricsReporter"
-        ".report_decode_stats",
-        _OBSERVER.after_report_decode_stats,
-        HookType.AFTER,
-    ),
+    *_OBSERVER.hooks(),
+    (f"{SCHEDULER}.get_next_batch_to_run", promote_ready, HookType.BEFORE),
+    (f"{SCHEDULER}.run_batch", plan_step, HookType.BEFORE),
+    (f"{SCHEDULER}.set_internal_state", set_internal_state, HookType.AROUND),
 )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from granikv.core.errors import ConfigError
-from granikv.core.step import Segment, StepPlan
+from granikv.core.step import ExtendShape, Segment, StepPlan
 from granikv.sglang_plugin.request_log import REQUEST_COLUMNS, RequestRecord
 from granikv.sglang_plugin.server_facts import ServerFacts
 from granikv.sglang_plugin.step_log import STEP_COLUMNS, StepRecord
@@ -73,7 +73,7 @@ class Recorder:
         except OSError as error:
             is_taken = isinstance(error, FileExistsError) and folder.is_dir()
             problem = "holds a recording" if is_taken else f"cannot be written to ({error})"
-            raise ConfigError(f"{folder} {problem}; set GRANIKV_RECORD to another folder") from None
+            raise ConfigError(f"{folder} {problem}; name another folder") from None
         self._text = _StepText()
         self._waiting: queue.Queue[StepRecord | RequestRecord] = queue.Queue(max_waiting)
         self._being_written: StepRecord | RequestRecord | None = None
@@ -183,7 +183,7 @@ class _StepText:
     def __init__(self) -> None:
         self._segments: tuple[Segment, ...] | None = None
         self._segments_text = ""
-        self._plan: StepPlan | None = None
+        self._plan: StepPlan | ExtendShape | None = None
         self._plan_text = "{}"
 
     def row(self, record: StepRecord, origin_s: float) -> list[Any]:

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, fields
 from typing import Any
 
-from granikv.sglang_plugin.radix_cache import GraniRadixCache
-
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
@@ -33,16 +31,15 @@ class RequestRecord:
 REQUEST_COLUMNS = tuple(field.name for field in fields(RequestRecord))
 
 
-def record_of(req: Any, tree: GraniRadixCache, is_aborted: bool, now_s: float) -> RequestRecord:
+def record_of(req: Any, hot_tokens: int, is_aborted: bool, now_s: float) -> RequestRecord:
     """The record of a request that has just ended.
 
     Args:
         req: SGLang's.
-        tree: that its path is still in.
+        hot_tokens: on its path.
         is_aborted: whether it ended early.
         now_s: on the clock of `time.perf_counter`.
     """
-    end = None if req.last_node is None else tree.hot_end(req.last_node)
     times = req.time_stats
     return RequestRecord(
         rid=str(req.rid),
@@ -52,6 +49,6 @@ def record_of(req: Any, tree: GraniRadixCache, is_aborted: bool, now_s: float) -
         prompt_tokens=len(req.origin_input_ids),
         output_tokens=len(req.output_ids),
         cached_tokens=req.cached_tokens,
-        hot_tokens=0 if end is None else sum(tokens for _, _, tokens in tree.hot_path(end.id)),
+        hot_tokens=hot_tokens,
         status="aborted" if is_aborted else "finished",
     )

@@ -30,16 +30,16 @@ def build_attention(runner: Any) -> GraniAttnBackend:
         runner: SGLang's model runner, whose pools exist.
 
     Raises:
-        ConfigError: a `GRANIKV_*` variable is wrong, the radix cache is not ours, or the model has
-            heads or a dtype that no kernel is built for.
+        ConfigError: a `GRANIKV_*` variable is wrong or of a stock server, the radix cache is not
+            ours, or the model has heads or a dtype that no kernel is built for.
     """
     args = runner.server_args
+    settings = LiveConfig.of_backend()
     if args.radix_cache_backend != BACKEND:
         raise ConfigError(
             f"--attention-backend {BACKEND} needs --radix-cache-backend {BACKEND}, which tells it "
             "what rows share; give both, or start the server with `granikv serve`"
         )
-    settings = LiveConfig.from_environment()
     if args.enable_deterministic_inference:
         settings = settings.model_copy(update={"deterministic": True})
     heads = _heads_of(runner)

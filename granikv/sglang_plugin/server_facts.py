@@ -10,12 +10,11 @@ import torch
 
 from granikv import __version__
 from granikv.sglang_plugin.config import LiveConfig
-from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
 # What changes how fast a server is or what it schedules. By name: others are secrets.
 _FLAGS = (
     "model_path", "attention_backend", "tp_size", "dp_size", "dtype", "quantization",
-    "kv_cache_dtype", "context_length", "mem_fraction_static", "chunked_prefill_size",
+    "kv_cache_dtype", "page_size", "context_length", "mem_fraction_static", "chunked_prefill_size",
     "max_prefill_tokens", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk",
     "disable_overlap_schedule", "disable_cuda_graph", "random_seed",
 )  # fmt: skip
@@ -33,17 +32,16 @@ class ServerFacts:
     flags: Mapping[str, Any]
 
 
-def facts_of(scheduler: Any, tree: GraniRadixCache, settings: LiveConfig) -> ServerFacts:
+def facts_of(scheduler: Any, hot_tokens: int, settings: LiveConfig) -> ServerFacts:
     """The facts of a scheduler that is about to serve."""
     args = scheduler.server_args
-    allocator = tree.token_to_kv_pool_allocator
     flags = {name: getattr(args, name) for name in _FLAGS}
     flags["max_running_requests"] = scheduler.max_running_requests
     return ServerFacts(
         model=args.served_model_name or args.model_path,
         gpu=torch.cuda.get_device_name() if scheduler.device == "cuda" else "cpu",
-        size_tokens=allocator.size,
-        hot_tokens=allocator.core.hot_tokens,
+        size_tokens=scheduler.tree_cache.token_to_kv_pool_allocator.size,
+        hot_tokens=hot_tokens,
         versions={
             "granikv": __version__,
             "sglang": sglang.__version__,

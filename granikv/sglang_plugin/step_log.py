@@ -1,13 +1,11 @@
 """One record for each step of the live server: what ran, how long, and what the pools did."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from granikv.core.step import Segment, StepPlan, StepShape
-from granikv.sglang_plugin.radix_cache import GraniRadixCache
-from granikv.sglang_plugin.step_plan import PlannedStep
+from granikv.core.step import ExtendShape, Segment, StepPlan
 from granikv.sglang_plugin.step_timer import Span, StepTimer
 
 _MAX_WAITING = 256  # steps in flight; a few, unless the server never processes one
@@ -32,7 +30,7 @@ class StepRecord:
     prefill_tokens: int
     private_tokens: int
     segments_json: tuple[Segment, ...]
-    plan_json: StepPlan | None
+    plan_json: StepPlan | ExtendShape | None
     hot_used: int
     cold_free: int
     hot_misses: int
@@ -45,39 +43,44 @@ class StepRecord:
 STEP_COLUMNS = tuple(field.name for field in fields(StepRecord))
 
 
-class PoolTotals:
-    """Running totals of one server; SGLang's flush makes a new directory, these go on.
+class Reads(NamedTuple):
+    """KV that a decode step reads, and how.
 
-    Args:
-        tree: of the server.
+    Attributes:
+        private_tokens: outside of segments, over all rows, new ones included.
+        segments: that rows share.
+        plan: None where it is not known.
+    """
+
+    private_tokens: int
+    segments: tuple[Segment, ...]
+    plan: StepPlan | None
+
+
+class Pools(Protocol):
+    """What run records need to know of the KV pools of a server.
 
     Attributes:
         retractions: requests that lost their row; whoever sees one counts it here.
     """
 
-    def __init__(self, tree: GraniRadixCache) -> None:
-        self._tree = tree
-        self._directory = tree.directory
-        self._earlier_misses: Counter[str] = Counter()
-        self.retractions = 0
+    retractions: int
 
-    def misses(self) -> Counter[str]:
-        """Slabs that could not be had, by reason."""
-        self._follow_flush()
-        return self._earlier_misses + self._directory.misses
+    @property
+    def hot_tokens(self) -> int:
+        """Slots that are HOT."""
 
-    def read(self) -> tuple[int, int, int, int]:
+    def now(self) -> tuple[int, int]:
+        """hot_used and cold_free, in tokens."""
+
+    def totals(self) -> tuple[int, int, int, int]:
         """hot_misses, evictions, retractions and promoted tokens so far."""
-        self._follow_flush()
-        misses = sum(self._earlier_misses.values()) + sum(self._directory.misses.values())
-        tree = self._tree
-        return misses, tree.evicted_nodes, self.retractions, tree.promoted_tokens
 
-    def _follow_flush(self) -> None:
-        directory = self._tree.directory
-        if directory is not self._directory:
-            self._earlier_misses += self._directory.misses
-            self._directory = directory
+    def reads(self, batch: Any) -> Reads:
+        """Of the decode step that has just been launched."""
+
+    def hot_tokens_of(self, req: Any) -> int:
+        """Tokens on the path of one of SGLang's requests that are HOT."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,12 +89,10 @@ class _Step:
 
     iteration: int
     span: Span
-    kind: str
-    shape: StepShape | None
-    plan: StepPlan | None
     rows: int
-    prefill_tokens: int
-    context_tokens: int
+    padded_rows: int
+    extend: ExtendShape | None
+    reads: Reads | None
     pools: Sequence[int] = ()
 
 
@@ -99,10 +100,9 @@ class StepLog:
     """Follows steps from launch over result to the end on the GPU, and hands out their records.
 
     Args:
-        tree: of the server.
-        totals: of the server.
+        pools: of the server.
         timer: of the device.
-        last_step: the decode step that was planned last; None where GraniKV plans none.
+        padded_rows: rows that a decode step really computes, of its rows and what its launch gave.
         write: takes a finished record.
         replica: data-parallel rank.
 
@@ -113,22 +113,20 @@ class StepLog:
 
     def __init__(
         self,
-        tree: GraniRadixCache,
-        totals: PoolTotals,
+        pools: Pools,
         timer: StepTimer,
-        last_step: Callable[[], PlannedStep | None],
+        padded_rows: Callable[[int, Any], int],
         write: Callable[[StepRecord], None],
         replica: int = 0,
     ) -> None:
-        self._tree = tree
-        self._totals = totals
+        self._pools = pools
         self._timer = timer
-        self._last_step = last_step
+        self._padded_rows = padded_rows
         self._write = write
         self._replica = replica
         self._launched: deque[_Step] = deque()
         self._processed: deque[_Step] = deque()
-        self._counted = totals.read()
+        self._counted = pools.totals()
         self.lost = 0
 
     def run(self, launch: Callable[[], Any], batch: Any) -> Any:
@@ -141,13 +139,12 @@ class StepLog:
         self._timer.end(span)
         rows = len(batch.reqs)
         if is_decode:
-            planned = self._last_step()
-            shape, plan = (None, None) if planned is None else (planned.shape, planned.plan)
-            context_tokens = _context_tokens(batch) if shape is None else 0
-            step = _Step(batch.forward_iter, span, "decode", shape, plan, rows, 0, context_tokens)
+            padded, reads = self._padded_rows(rows, result), self._pools.reads(batch)
+            step = _Step(batch.forward_iter, span, rows, padded, None, reads)
         else:
-            tokens = batch.extend_num_tokens
-            step = _Step(batch.forward_iter, span, "extend", None, None, rows, tokens, 0)
+            requests = zip(batch.extend_lens, batch.prefix_lens, strict=True)
+            extend = ExtendShape(tuple(requests))
+            step = _Step(batch.forward_iter, span, rows, rows, extend, None)
         self._launched.append(step)
         self._bound(self._launched)
         return result
@@ -159,11 +156,10 @@ class StepLog:
             launched.popleft()
             self.lost += 1
         if launched and launched[0].iteration == batch.forward_iter:
-            step = launched.popleft()
-            core, now = self._tree.token_to_kv_pool_allocator.core, self._totals.read()
+            step, now = launched.popleft(), self._pools.totals()
             since = [count - before for count, before in zip(now, self._counted, strict=True)]
             self._counted = now
-            step.pools = (core.hot_used, core.cold_free, *since)
+            step.pools = (*self._pools.now(), *since)
             self._processed.append(step)
             self._bound(self._processed)
         self.drain()
@@ -177,20 +173,20 @@ class StepLog:
             self._write(self._record(self._processed.popleft(), *times))
 
     def _record(self, step: _Step, start_s: float, gpu_us: float) -> StepRecord:
-        shape = step.shape
+        extend, reads = step.extend, step.reads or Reads(0, (), None)
         hot_used, cold_free, misses, evictions, retractions, migrated = step.pools
         return StepRecord(
             iter=step.iteration,
             steps=1,
             start_s=start_s,
             gpu_us=gpu_us,
-            kind=step.kind,
+            kind="decode" if extend is None else "extend",
             rows=step.rows,
-            padded_rows=step.rows if shape is None else shape.padded_rows,
-            prefill_tokens=step.prefill_tokens,
-            private_tokens=step.context_tokens if shape is None else shape.private_tokens,
-            segments_json=() if shape is None else shape.segments,
-            plan_json=step.plan,
+            padded_rows=step.padded_rows,
+            prefill_tokens=0 if extend is None else extend.new_tokens,
+            private_tokens=reads.private_tokens,
+            segments_json=reads.segments,
+            plan_json=reads.plan if extend is None else extend,
             hot_used=hot_used,
             cold_free=cold_free,
             hot_misses=misses,
@@ -204,10 +200,3 @@ class StepLog:
         if len(steps) > _MAX_WAITING:
             steps.popleft()
             self.lost += 1
-
-
-def _context_tokens(batch: Any) -> int:
-    """KV tokens that a decode step reads, without waiting for the device."""
-    if batch.seq_lens_cpu is not None:
-        return int(batch.seq_lens_cpu.sum())
-    return sum(req.seqlen for req in batch.reqs)

@@ -54,11 +54,12 @@ class Ended:
         return self._lines("requests", REQUEST_COLUMNS)
 
     def steps(self) -> list[dict[str, Any]]:
-        """Records of steps, with their segments and modes as lists."""
+        """Records of steps, with their segments, modes and extended requests as lists."""
         read = self._lines("steps", STEP_COLUMNS)
         for step in read:
             step["segments"] = json.loads(step.pop("segments_json"))
-            step["modes"] = json.loads(step.pop("plan_json")).get("modes", [])
+            plan = json.loads(step.pop("plan_json"))
+            step["modes"], step["extend"] = plan.get("modes", []), plan.get("extend", [])
         return read
 
     def _lines(self, kind: str, columns: Sequence[str]) -> list[dict[str, Any]]:
@@ -91,10 +92,20 @@ class Engines:
         name: str,
         engine: Mapping[str, Any],
         to_do: Sequence[Mapping[str, Any]] = (),
+        *,
+        record: bool = False,
         **variables: str,
     ) -> Future[Ended]:
-        """Start an engine and give it things to do (see `cpu_engine/ask.py`)."""
-        job = {"model": str(self.model), "engine": {**ON_CPU, **engine}, "to_do": to_do}
+        """Start an engine and give it things to do (see `cpu_engine/ask.py`).
+
+        Ours record in any case, because they are told to by a variable.
+        """
+        job = {
+            "model": str(self.model),
+            "engine": {**ON_CPU, **engine},
+            "to_do": to_do,
+            "record": str(self.folder / name) if record else None,
+        }
         file = self.folder / f"{name}.job.json"
         file.write_text(json.dumps(job))
         command = [str(_FOLDER / "ask.py"), str(file), str(self._answers(name))]

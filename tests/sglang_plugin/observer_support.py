@@ -57,9 +57,12 @@ def decode(iteration, rows=2):
     return batch_of(ForwardMode.DECODE, iteration, rows, seq_lens_cpu=lens)
 
 
-def extend(iteration, tokens, rows=1):
-    """A prefill batch."""
-    return batch_of(ForwardMode.EXTEND, iteration, rows, extend_num_tokens=tokens)
+def extend(iteration, *requests):
+    """A prefill batch of (new tokens, prefix tokens)."""
+    new, prefix = ([pair[i] for pair in requests] for i in (0, 1))
+    return batch_of(
+        ForwardMode.EXTEND, iteration, len(requests), extend_lens=new, prefix_lens=prefix
+    )  # fmt: skip
 
 
 def batch_of(mode, iteration, rows, **more):

@@ -7,6 +7,8 @@ scheduler with overlap, the pools, the model.
 import json
 import math
 import re
+import shutil
+from collections import Counter
 from importlib.util import find_spec
 from itertools import pairwise
 
@@ -28,6 +30,9 @@ from tiny_model import (
 )
 
 from granikv.core.step import Mode
+from granikv.sim.metrics import summarise
+from granikv.traces.live_records import convert
+from granikv.traces.records import read_run
 
 PROMPTS, HINTED = prompts()
 SHARING = 4  # of the prompts
@@ -36,6 +41,7 @@ GREEDY = {"max_new_tokens": OUT, "temperature": 0, "ignore_eos": True}
 ROUND = {"prompts": PROMPTS, "sampling": GREEDY}
 HINTS = {"custom_params": {"granikv_prefix_tokens": HINTED_TOKENS}}
 HINTED_ROUND = {"prompts": HINTED, "sampling": GREEDY | HINTS}
+STOCK_ROUNDS = [ROUND] * 3 + [HINTED_ROUND]
 DENSE = {"configure": {"dispatch": "dense", "admission": "paper", "hot_fraction": 0.4}}
 COLD = {"configure": {"hot_fraction": 0.00001}}
 SIZE = {"max_total_tokens": 2500}
@@ -71,10 +77,12 @@ def runs(tmp_path_factory):
                 GRANIKV_DETERMINISTIC="1",
                 GRANIKV_ADMISSION="paper",
             ),
-            "stock": engines.ask("stock", stock, [ROUND] * 3 + [HINTED_ROUND]),
+            "stock": engines.ask("stock", stock, STOCK_ROUNDS),
+            "observed": engines.ask("observed", stock, STOCK_ROUNDS, record=True),
             "alone": engines.ask("alone", ours | {"radix_cache_backend": None}),
             "pages": engines.ask("pages", ours | {"page_size": 16}),
             "variable": engines.ask("variable", ours, GRANIKV_HOT_FRACTOIN="0.3"),
+            "both": engines.ask("both", ours, GRANIKV_OBSERVE=str(folder / "both")),
         }
     finally:
         engines.close()
@@ -169,10 +177,35 @@ def test_checked_steps_find_no_difference(runs):
     assert failures == 0
 
 
+def test_a_stock_server_answers_the_same_when_it_is_observed(runs):
+    observed, stock = _ended_well(runs, "observed"), _ended_well(runs, "stock")
+    assert [_tokens(one) for one in observed.answers] == [_tokens(one) for one in stock.answers]
+    assert not stock.recording.exists()
+    assert "granikv" not in stock.log.lower().replace("skipping plugin granikv", "")
+
+
 # ---------------------------------------------------------------------- what it records
 
 
-@pytest.mark.parametrize("name", ["ours", "deterministic"])
+def test_a_stock_server_is_recorded_as_what_it_is(runs, tmp_path):
+    folder = shutil.copytree(_ended_well(runs, "observed").recording, tmp_path / "copy")
+    convert(folder)
+    found = read_run(folder)
+    assert (found.header.size_tokens, found.header.hot_tokens) == (SIZE["max_total_tokens"], 0)
+    assert found.header.flags["attention_backend"] == STOCK["attention_backend"]
+    steps = found.steps.collect()
+    assert set(steps["kind"]) == {"extend", "decode"}
+    assert set(steps["segments_json"]) == {"[]"}
+    for column in ("hot_used", "hot_misses", "migrated_tokens"):
+        assert set(steps[column]) == {0}
+    assert (steps["gpu_us"] > 0).all()
+    # Prompts and answers stay in the tree; nothing else takes slots.
+    assert steps["cold_free"][0] > steps["cold_free"][-1] > 0
+    decodes = steps.filter(steps["kind"] == "decode").height
+    assert summarise(found.requests, found.steps).decode_steps_by_mode == {"paged": decodes}
+
+
+@pytest.mark.parametrize("name", ["ours", "deterministic", "observed"])
 def test_every_request_is_recorded_once(runs, name):
     ended = _ended_well(runs, name)
     asked = [one for answers in ended.answers for one in answers]
@@ -186,7 +219,7 @@ def test_every_request_is_recorded_once(runs, name):
         assert record["arrival_s"] < record["first_token_s"] < record["finish_s"]
 
 
-@pytest.mark.parametrize("name", ["ours", "deterministic"])
+@pytest.mark.parametrize("name", ["ours", "deterministic", "observed"])
 def test_steps_compute_and_read_what_requests_need(runs, name):
     """A row decodes once for each token of its output: the last time, overlap scheduling does not
     know yet that it has ended.
@@ -205,7 +238,26 @@ def test_steps_compute_and_read_what_requests_need(runs, name):
         assert _total(steps, "retractions") == _total(steps, "evictions") == 0
 
 
-@pytest.mark.parametrize("name", ["ours", "deterministic", "soak"])
+@pytest.mark.parametrize("name", ["ours", "deterministic", "observed", "soak"])
+def test_extends_say_what_each_request_computes(runs, name):
+    for step in _ended_well(runs, name).steps():
+        assert len(step["extend"]) == (step["rows"] if step["kind"] == "extend" else 0)
+        assert sum(new for new, _ in step["extend"]) == step["prefill_tokens"]
+        assert all(new > 0 and prefix >= 0 for new, prefix in step["extend"])
+
+
+@pytest.mark.parametrize("name", ["ours", "deterministic", "observed"])
+def test_prompts_are_extended_chunk_by_chunk(runs, name):
+    """The first chunk begins behind what was cached, the next where the one before has ended."""
+    for requests, steps in _phases(_ended_well(runs, name)):
+        ends = Counter(new + prefix for step in steps for new, prefix in step["extend"])
+        begins = Counter(prefix for step in steps for _, prefix in step["extend"])
+        prompts_end = Counter(request["prompt_tokens"] for request in requests)
+        cached = Counter(request["cached_tokens"] for request in requests)
+        assert ends + cached == begins + prompts_end
+
+
+@pytest.mark.parametrize("name", ["ours", "deterministic", "observed", "soak"])
 def test_steps_run_one_after_the_other(runs, name):
     steps = _ended_well(runs, name).steps()
     for step, following in pairwise(steps):
@@ -259,6 +311,10 @@ def test_the_attention_backend_alone_is_refused(runs):
 
 def test_pages_are_refused(runs):
     assert "--radix-cache-backend granikv needs --page-size 1" in _refused(runs, "pages")
+
+
+def test_our_server_is_not_recorded_as_a_stock_one(runs):
+    assert "GRANIKV_OBSERVE records a server with SGLang's own backends" in _refused(runs, "both")
 
 
 def test_a_wrong_variable_is_named(runs):

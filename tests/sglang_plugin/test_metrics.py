@@ -87,7 +87,7 @@ def test_metrics_follow_the_pools_and_the_steps(monkeypatch):
         batch = support.decode(iteration)
         observer.around_run_batch(lambda *_: None, scheduler, batch)
         observer.after_process_batch_result(None, scheduler, batch)
-    observer.around_run_batch(lambda *_: None, scheduler, support.extend(9, 100))
+    observer.around_run_batch(lambda *_: None, scheduler, support.extend(9, (100, 0)))
     support.share(tree, 31, first=2)
     support.share(tree, 41, first=3)
     backend.decode_backend.check.failures = 2

@@ -1,6 +1,7 @@
 """The plugin in the real SGLang package: found, registered, hooked in, and honest about limits."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -19,17 +20,19 @@ from granikv.core.admission import SharedAdmission  # noqa: E402
 from granikv.core.errors import ConfigError  # noqa: E402
 from granikv.sglang_plugin import plugin  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
+from granikv.sglang_plugin.server import build_attention  # noqa: E402
 
 # In a process of its own: SGLang loads plugins once a process, and hooks stay.
 _LOAD = """
 import argparse, json, sys
-from granikv.sglang_plugin import plugin
+from granikv.sglang_plugin import hooks, plugin
 from sglang.srt.plugins import load_plugins
+from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.mem_cache.registry import registered_radix_cache_backends
 from sglang.srt.server_args import ServerArgs
 
 def missing():
-    return [target for target, hook, _ in plugin._HOOKS if not plugin._is_in_place(target, hook)]
+    return [target for target, hook, _ in plugin._HOOKS if not hooks.is_in_place(target, hook)]
 
 before = missing()
 load_plugins()
@@ -37,20 +40,54 @@ parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 flags = ["--model-path", "m", "--attention-backend", "granikv", "--radix-cache-backend", "granikv"]
 parsed = parser.parse_args(flags)
-print(json.dumps([registered_radix_cache_backends(), before, missing(), parsed.attention_backend]))
+print(json.dumps({
+    "backends": registered_radix_cache_backends(), "before": before, "after": missing(),
+    "parsed": parsed.attention_backend, "hooked": sorted(HookRegistry._patched),
+}))
 """
 
 
-def test_sglang_finds_the_plugin_its_hooks_take_hold_and_flags_parse():
+def _load(**variables):
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("GRANIKV_", "SGLANG_"))}
     done = subprocess.run(
-        [sys.executable, "-c", _LOAD], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _LOAD],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=plain | variables,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    backends, before, after, parsed = json.loads(done.stdout.splitlines()[-1])
-    assert plugin.BACKEND in backends
-    assert len(before) == len(plugin._HOOKS)
-    assert after == []
-    assert parsed == plugin.BACKEND
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_sglang_finds_the_plugin_its_hooks_take_hold_and_flags_parse():
+    loaded = _load()
+    assert plugin.BACKEND in loaded["backends"]
+    assert len(loaded["before"]) == len(plugin._HOOKS)
+    assert loaded["after"] == []
+    assert loaded["parsed"] == plugin.BACKEND
+
+
+def test_a_stock_server_that_is_observed_has_the_hooks_that_record_and_no_other():
+    loaded = _load(GRANIKV_OBSERVE="folder")
+    assert [name.rpartition("sglang.srt.")[2] for name in loaded["hooked"]] == [
+        "managers.schedule_batch.ScheduleBatch.retract_decode",
+        "managers.scheduler.Scheduler.__init__",
+        "managers.scheduler.Scheduler.on_idle",
+        "managers.scheduler.Scheduler.process_batch_result",
+        "managers.scheduler.Scheduler.run_batch",
+        "mem_cache.common.release_kv_cache",
+        "mem_cache.radix_cache.RadixCache._delete_leaf",
+    ]
+    assert loaded["parsed"] == plugin.BACKEND  # is refused by us, with a sentence
+
+
+def test_our_backends_are_not_observed(monkeypatch):
+    monkeypatch.setenv("GRANIKV_OBSERVE", "folder")
+    with pytest.raises(ConfigError, match=r"GRANIKV_OBSERVE records .* `granikv serve --record`"):
+        plugin.build_tree(_context())
+    with pytest.raises(ConfigError, match=r"GRANIKV_OBSERVE records .* `granikv serve --record`"):
+        build_attention(SimpleNamespace(server_args=SimpleNamespace(radix_cache_backend=None)))
 
 
 def test_a_hook_that_has_not_taken_hold_stops_the_server():
@@ -164,7 +201,7 @@ def test_a_pool_that_is_sized_late_is_refused(monkeypatch):
 
 def test_ranks_may_not_decide_by_their_own_clocks(monkeypatch):
     """A policy that weighs seconds is refused with the name of one that does not."""
-    monkeypatch.setattr(plugin, "_is_in_place", lambda *_: True)
+    monkeypatch.setattr(plugin, "check_in_place", lambda _: None)
     monkeypatch.setenv("GRANIKV_ADMISSION", "value")
     with pytest.raises(ConfigError, match="GRANIKV_ADMISSION=shared"):
         plugin.build_tree(_context(tp_size=2))

@@ -16,18 +16,14 @@ pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5
 import observer_support as support  # noqa: E402
 
 from granikv.core.errors import ConfigError  # noqa: E402
-from granikv.core.step import Mode, Segment, StepPlan  # noqa: E402
+from granikv.core.step import ExtendShape, Mode, Segment, StepPlan  # noqa: E402
 from granikv.sglang_plugin import recorder as recorder_module  # noqa: E402
 from granikv.sglang_plugin.observer import Observer  # noqa: E402
+from granikv.sglang_plugin.pools import HotColdPools  # noqa: E402
 from granikv.sglang_plugin.recorder import Recorder  # noqa: E402
 from granikv.sglang_plugin.request_log import REQUEST_COLUMNS, RequestRecord  # noqa: E402
 from granikv.sglang_plugin.server_facts import _FLAGS, ServerFacts  # noqa: E402
-from granikv.sglang_plugin.step_log import (  # noqa: E402
-    STEP_COLUMNS,
-    PoolTotals,
-    StepLog,
-    StepRecord,
-)
+from granikv.sglang_plugin.step_log import STEP_COLUMNS, StepLog, StepRecord  # noqa: E402
 from granikv.sglang_plugin.step_timer import CudaTimer, HostTimer  # noqa: E402
 
 FACTS = ServerFacts("model", "cpu", 160, 40, {"granikv": "0"}, {"tp_size": 1})
@@ -105,9 +101,11 @@ def test_events_are_used_again_and_the_clock_does_not_drift():
 
 
 def step_log(tree, timer, step=None):
+    """A log of a server whose graphs have an even number of rows."""
     records = []
-    totals = PoolTotals(tree)
-    return StepLog(tree, totals, timer, lambda: step, records.append), totals, records
+    pools = HotColdPools(tree, lambda: step)
+    log = StepLog(pools, timer, lambda rows, _: rows + rows % 2, records.append)
+    return log, pools, records
 
 
 def test_columns_are_those_of_run_records():
@@ -123,10 +121,10 @@ def test_columns_are_those_of_run_records():
 def test_a_decode_step_says_what_ran_and_what_the_pools_did_since():
     tree = support.make_tree()
     step = support.planned((Mode.CASCADE, Mode.DENSE), rows=2, private_tokens=9)
-    log, totals, records = step_log(tree, HostTimer(), step)
+    log, pools, records = step_log(tree, HostTimer(), step)
     assert log.run(lambda: "result", support.decode(1)) == "result"
     support.share(tree, 10)
-    totals.retractions += 3
+    pools.retractions += 3
     log.processed(support.decode(1))
     log.run(lambda: None, support.decode(2))
     support.share(tree, 31, first=2)  # 30 HOT slots are left
@@ -145,20 +143,21 @@ def test_a_step_that_nobody_planned_reads_its_rows_alone():
     log, _, records = step_log(support.make_tree(), HostTimer())
     log.run(lambda: None, support.decode(1, rows=3))
     log.processed(support.decode(1))
-    assert (records[0].rows, records[0].private_tokens) == (3, 60)
+    assert (records[0].rows, records[0].padded_rows, records[0].private_tokens) == (3, 4, 60)
     assert (records[0].segments_json, records[0].plan_json) == ((), None)
 
 
 def test_overlapped_steps_are_recorded_in_order_once_the_gpu_is_done():
     gpu = Gpu()
     log, _, records = step_log(support.make_tree(), gpu.timer(), support.planned())
-    log.run(lambda: gpu.work(0.5), support.extend(1, tokens=500))
+    log.run(lambda: gpu.work(0.5), support.extend(1, (400, 0), (100, 7)))
     log.run(lambda: gpu.work(0.1), support.decode(2))
-    log.processed(support.extend(1, tokens=500))
+    log.processed(support.extend(1, (400, 0), (100, 7)))
     assert records == []
     gpu.host_s = 100.55
     log.drain()
-    assert [(r.kind, r.prefill_tokens, r.rows) for r in records] == [("extend", 500, 1)]
+    assert [(r.kind, r.prefill_tokens, r.rows) for r in records] == [("extend", 500, 2)]
+    assert records[0].plan_json == ExtendShape(((400, 0), (100, 7)))
     log.processed(support.decode(2))
     assert len(records) == 1
     gpu.host_s = 101.0
@@ -178,15 +177,15 @@ def test_steps_that_are_never_processed_are_counted():
 
 def test_totals_go_on_after_a_flush():
     tree = support.make_tree()
-    totals = PoolTotals(tree)
+    pools = HotColdPools(tree, lambda: None)
     support.share(tree, support.HOT + 1)
-    assert totals.misses() == {"too_long": 1}
+    assert pools.misses() == {"too_long": 1}
     tree.reset()
     tree.token_to_kv_pool_allocator.clear()
     support.share(tree, 10)
     support.share(tree, support.HOT - 1, first=2)
-    assert totals.misses() == {"too_long": 1, "no_room": 1}
-    assert totals.read() == (2, 0, 0, 10)
+    assert pools.misses() == {"too_long": 1, "no_room": 1}
+    assert pools.totals() == (2, 0, 0, 10)
 
 
 # ---------------------------------------------------------------------- files
@@ -290,11 +289,11 @@ def test_a_recording_is_not_overwritten(tmp_path):
 _TERMINATED = """
 import os, signal, sys, time
 from pathlib import Path
-from granikv.sglang_plugin import observer, recorder
+from granikv.sglang_plugin import recorder, watch
 from granikv.sglang_plugin.request_log import RequestRecord
 from granikv.sglang_plugin.server_facts import ServerFacts
 recording = recorder.Recorder(Path(sys.argv[1]), ServerFacts("m", "cpu", 8, 4, {}, {}))
-observer._at_exit(recording.close)
+watch._at_exit(recording.close)
 recording.request(RequestRecord("7", 0.0, None, 1.0, 12, 0, 10, 8, "finished"))
 if sys.argv[2] == "SIGTERM":
     os.kill(os.getpid(), signal.SIGTERM)
@@ -317,7 +316,7 @@ def test_a_server_that_ends_closes_its_files(tmp_path, end):
 
 def recording_observer(monkeypatch, folder, scheduler):
     monkeypatch.setenv("GRANIKV_RECORD", str(folder))
-    monkeypatch.setattr("granikv.sglang_plugin.observer._at_exit", lambda _: None)
+    monkeypatch.setattr("granikv.sglang_plugin.watch._at_exit", lambda _: None)
     observer = Observer()
     observer.after_init(None, scheduler)
     return observer
@@ -335,7 +334,7 @@ def test_a_run_comes_back_as_run_records(tmp_path, monkeypatch):
     step = support.planned(rows=2)
     scheduler = support.make_scheduler(tree, support.make_backend(step))
     observer = recording_observer(monkeypatch, tmp_path, scheduler)
-    batches = [support.extend(1, tokens=12), support.decode(2)]
+    batches = [support.extend(1, (2, 10)), support.decode(2)]
     for batch in batches:
         assert run(observer, scheduler, batch) == (scheduler, batch, "rest")
     node = support.share(tree, 10)
@@ -362,6 +361,9 @@ def test_a_run_comes_back_as_run_records(tmp_path, monkeypatch):
     assert found.header.flags["max_running_requests"] == 64
     steps = found.steps.collect()
     assert steps["kind"].to_list() == ["extend", "decode"]
+    assert [json.loads(plan) for plan in steps["plan_json"]] == [
+        {"extend": [[2, 10]]}, step.plan.to_json(),
+    ]  # fmt: skip
     assert steps["retractions"].to_list() == [1, 0]
     assert steps["migrated_tokens"].to_list() == [10, 0]
     columns = ("id", "prompt_tokens", "output_tokens", "cached_tokens", "hot_tokens", "status")
@@ -409,6 +411,7 @@ def test_what_is_hooked_and_read_is_there():
     from sglang.srt.managers.scheduler_components.metrics_reporter import (
         SchedulerMetricsReporter,
     )
+    from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.mem_cache.common import release_kv_cache
     from sglang.srt.observability.req_time_stats import SchedulerReqTimeStats
     from sglang.srt.server_args import ServerArgs
@@ -422,9 +425,9 @@ def test_what_is_hooked_and_read_is_there():
     assert parameters(ScheduleBatch.retract_decode)[0] == "self"
     assert parameters(release_kv_cache)[:2] == ["req", "tree_cache"]
     assert parameters(SchedulerMetricsReporter.report_decode_stats)[0] == "self"
-    assert {"forward_iter", "seq_lens_cpu", "extend_num_tokens", "reqs", "tree_cache"} <= set(
-        ScheduleBatch.__dataclass_fields__
-    )
+    read = {"forward_iter", "seq_lens_cpu", "extend_lens", "prefix_lens", "reqs", "tree_cache"}
+    assert read <= set(ScheduleBatch.__dataclass_fields__)
+    assert "can_run_cuda_graph" in GenerationBatchResult.__dataclass_fields__
     assert {"scheduler_recv_time", "prefill_finished_time"} <= set(
         SchedulerReqTimeStats.__dataclass_fields__
     )

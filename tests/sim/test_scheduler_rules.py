@@ -3,6 +3,8 @@
 With the constant cost model an extend step takes 10 us and 0.1 us a token, a decode step 1 us.
 """
 
+import json
+
 import pytest
 from sim_support import Bench, Result, constant_cost, lone, prompt, run, tiny
 
@@ -23,6 +25,12 @@ def _us(result: Result, column: str) -> list[int | None]:
 
 def _steps(result: Result) -> list[tuple[str, int, int, int]]:
     return result.steps.select("kind", "rows", "prefill_tokens", "steps").rows()
+
+
+def _extends(result: Result) -> list[list[list[int]]]:
+    """New and prefix tokens of each request of each extend step."""
+    plans = result.steps.filter(result.steps["kind"] == "extend")["plan_json"]
+    return [json.loads(plan)["extend"] for plan in plans]
 
 
 # ---------------------------------------------------------------------- admission
@@ -164,6 +172,7 @@ def test_finished_chunks_are_cached_at_once(overlap: bool) -> None:
     result = run(requests, tiny(overlap_schedule=overlap))
     assert result.requests["cached_tokens"].to_list() == [0, 256]
     assert _steps(result)[:2] == [("extend", 1, 256, 1), ("extend", 2, 64, 1)]
+    assert _extends(result) == [[[256, 0]], [[44, 256], [20, 256]]]
 
 
 def test_a_chunk_skips_what_was_cached_before_it_started() -> None:
@@ -175,6 +184,7 @@ def test_a_chunk_skips_what_was_cached_before_it_started() -> None:
     assert result.requests["cached_tokens"].to_list() == [0, 500]
     extends = [tokens for kind, _, tokens, _ in _steps(result) if kind == "extend"]
     assert extends == [256, 249, 256, 44]
+    assert _extends(result) == [[[256, 0]], [[249, 256]], [[256, 500]], [[44, 756]]]
 
 
 @pytest.mark.parametrize(("overlap", "cached"), [(False, [0, 200, 200]), (True, [0, 0, 200])])

@@ -245,7 +245,10 @@ def test_a_variant_has_its_environment_for_its_time_only(tmp_path: Path, monkeyp
         assert os.environ["GRANIKV_KERNELS"] == "fa3"
         assert os.environ["GRANIKV_RECORD"] == str(tmp_path)
     assert dict(os.environ) == before
-    assert variables_of(VARIANTS["stock"], tmp_path) == {"SGLANG_PLUGINS": "none"}
+    assert variables_of(VARIANTS["stock"], None) == {"SGLANG_PLUGINS": "none"}
+    recorded = {"SGLANG_PLUGINS": "granikv", "GRANIKV_OBSERVE": str(tmp_path)}
+    assert variables_of(VARIANTS["stock"], tmp_path) == recorded
+    assert variables_of(VARIANTS["granikv"], None) == {}
 
 
 def test_the_schedulers_own_word_counts():

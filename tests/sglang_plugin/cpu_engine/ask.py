@@ -2,6 +2,7 @@
 
 A job is a JSON object: the `model`, arguments of the `engine`, and a list of things `to_do`, each
 either a choice for the idle server (`configure`) or `prompts` with their `sampling` parameters.
+With `record`, a folder, the server is recorded as the benchmark would do it.
 Answers are a JSON list for each list of prompts. They are in the file before the engine goes: when
 it does, SGLang ends this process too.
 """
@@ -19,7 +20,8 @@ _RECORDED_S = 1.5  # the recorder writes twice a second, and SGLang kills its pr
 def main(job_file: str, answers_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     said = []
-    with serving(Variant("asked", job["engine"]), job["model"]) as server:
+    record = Path(job["record"]) if job["record"] else None
+    with serving(Variant("asked", job["engine"]), job["model"], record) as server:
         for task in job["to_do"]:
             if "configure" in task:
                 server.run(server.client.flush())  # waits until the server is idle
