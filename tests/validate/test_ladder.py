@@ -34,7 +34,11 @@ def test_a_run_of_the_simulator_itself_has_no_error(tmp_path: Path, variant: str
     assert report.steps is not None
     assert report.requests is not None
     assert report.schedule is not None
-    assert max(error.worst for error in report.steps.errors("mode").values()) < 1e-6
+    by_mode = {mode: error for (mode,), error in report.steps.errors("mode").items()}
+    # Prefills in which a prefix is copied into HOT take longer than their batch says.
+    assert by_mode.pop("extend").median < 1e-6
+    assert max(error.worst for error in by_mode.values()) < 1e-6
+    assert not report.steps.skipped
     # The schedule takes the time of similar steps, not of the very same ones.
     assert abs(report.schedule.requests.throughput_error) < 0.02
     assert report.schedule.live_prefill_tokens == report.schedule.simulated_prefill_tokens
@@ -54,6 +58,7 @@ def test_a_server_that_is_a_tenth_slower_is_found_a_tenth_slower(tmp_path: Path)
     assert report.schedule is not None
     (error,) = report.steps.errors().values()
     assert error.bias == pytest.approx(1 / 1.1 - 1, abs=1e-3)
+    assert error.count == report.run.steps.height
     assert report.requests.throughput_error == pytest.approx(0.1, abs=1e-3)
     for time in report.requests.times.values():
         assert time.paired.bias == pytest.approx(1 / 1.1 - 1, abs=1e-3)
