@@ -20,6 +20,7 @@ from granikv.cli import (
     trace_cut,
     trace_generate,
     trace_info,
+    validate_paper,
 )
 from granikv.cli.failures import exit_code_of
 
@@ -32,6 +33,7 @@ _SETTINGS: dict[str, Any] = {
 app = typer.Typer(help="Plan and simulate a split KV cache for an LLM server.", **_SETTINGS)
 trace = typer.Typer(help="Look at, convert, cut and generate request traces.", **_SETTINGS)
 bench = typer.Typer(help="Measure GraniKV itself.", **_SETTINGS)
+validate = typer.Typer(help="Compare predictions with what was measured.", **_SETTINGS)
 
 
 def _version(is_asked: bool) -> None:
@@ -63,6 +65,8 @@ app.add_typer(bench, name="bench")
 bench.command("sim")(bench_sim.command)
 bench.command("kernels")(bench_kernels.command)
 bench.command("serve")(bench_serve.command)
+app.add_typer(validate, name="validate")
+validate.command("paper")(validate_paper.command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,6 +39,7 @@ def test_all_commands_are_there():
         "granikv trace cut",
         "granikv trace generate",
         "granikv trace info",
+        "granikv validate paper",
     ]
 
 
