@@ -55,6 +55,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
             "polars",
             "pydantic",
             "plotly",
+            "joblib",
             "granikv.core",
             "granikv.cost_models",
             "granikv.traces",

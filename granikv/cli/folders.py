@@ -15,12 +15,7 @@ def prepare_plan_folder(folder: Path) -> None:
     Raises:
         ConfigError: it holds something that is no plan, or cannot be created.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{folder} cannot be created ({error.strerror}); choose another --out."
-        ) from None
+    make_folder(folder)
     if not any(folder.iterdir()):
         return
     if not _is_plan(folder / "plan.json"):
@@ -31,6 +26,20 @@ def prepare_plan_folder(folder: Path) -> None:
     shutil.rmtree(folder / "runs", ignore_errors=True)
     for name in ("plan.json", "plan.html"):
         (folder / name).unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for results, unless it is there.
+
+    Raises:
+        ConfigError: it cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{folder} cannot be created ({error.strerror}); choose another --out."
+        ) from None
 
 
 def _is_plan(path: Path) -> bool:

@@ -21,6 +21,7 @@ from granikv.cli import (
     trace_generate,
     trace_info,
     validate_ablation,
+    validate_paper,
     validate_runs,
 )
 from granikv.cli.default_command import DefaultCommandGroup
@@ -36,7 +37,7 @@ app = typer.Typer(help="Plan and simulate a split KV cache for an LLM server.", 
 trace = typer.Typer(help="Look at, convert, cut and generate request traces.", **_SETTINGS)
 bench = typer.Typer(help="Measure GraniKV itself.", **_SETTINGS)
 validate = typer.Typer(
-    cls=DefaultCommandGroup, help="Compare simulations with live runs.", **_SETTINGS
+    cls=DefaultCommandGroup, help="Compare predictions with what was measured.", **_SETTINGS
 )
 
 
@@ -72,6 +73,7 @@ bench.command("serve")(bench_serve.command)
 app.add_typer(validate, name="validate")
 validate.command("runs")(validate_runs.command)
 validate.command("ablation")(validate_ablation.command)
+validate.command("paper")(validate_paper.command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

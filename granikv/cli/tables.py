@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from granikv.sim.metrics import Distribution, Slo, Summary
     from granikv.sim.run import RunOutcome
     from granikv.traces.stats import SharedPrefix, TraceInfo
+    from granikv.validate.paper.answers import Answer
 
 
 def plan_table(findings: "Findings", verdict: "Verdict | None") -> Table:
@@ -197,6 +198,30 @@ def benchmark_table(measurements: Iterable["Measurement"]) -> Table:
     for measurement in measurements:
         table.add_row(measurement.name, measurement.value, measurement.goal)
     return table
+
+
+def paper_tables(answer: "Answer") -> list[Table]:
+    """Published figures beside predictions, and the predicted grid."""
+    from granikv.validate.paper.answers import HEADERS, grid_words
+    from granikv.validate.paper.serving import GRID_ROWS
+
+    claims = Table(title="Ratio: predicted / published", title_justify="left", box=box.SIMPLE_HEAD)
+    for header in HEADERS[1:]:
+        is_number = header in ("predicted", "ratio", "rows")
+        claims.add_column(header, justify="right" if is_number else "left")
+    last = ("", "")
+    for row in answer.rows:
+        where, claim, published, *cells = row.words
+        if where != last[0]:
+            claims.add_row(where, style="bold")
+        is_new = (where, claim) != last
+        claims.add_row(*((claim, published) if is_new else ("", "")), *cells)
+        last = where, claim
+    title = "Predicted gain over stock on the paper's synthetic grid"
+    grid = _table(title, ["model", "prefix", *(f"B = {rows}" for rows in GRID_ROWS)])
+    for line in answer.grid:
+        grid.add_row(*grid_words(line))
+    return [claims, grid]
 
 
 def _pairs(title: str, rows: Iterable[tuple[str, str]]) -> Table:

@@ -40,6 +40,7 @@ def test_all_commands_are_there():
         "granikv trace generate",
         "granikv trace info",
         "granikv validate ablation",
+        "granikv validate paper",
         "granikv validate runs",
     ]
 

@@ -1,0 +1,1 @@
+"""The paper's figures beside what the simulator predicts for its settings."""
