@@ -42,7 +42,7 @@ def upper(first: Pieces, second: Pieces) -> Pieces:
 
 
 def upper_line(pieces: Pieces, a: float, b: float) -> Pieces:
-    """`upper(pieces, line)` with one line `a + b * tokens`: the quick form for a fused launch.
+    """`upper(pieces, line)` with one line `a + b * tokens`, in a quicker form.
 
     Pieces that the line covers whole are dropped.
     """
@@ -68,6 +68,63 @@ def upper_line(pieces: Pieces, a: float, b: float) -> Pieces:
             out.append((crossing, piece_a, piece_b) if is_above else (crossing, a, b))
             is_above = not is_above
     return tuple(out)
+
+
+def shifted(line: Pieces, share: float, reads: float, layers: int, extra: float) -> Pieces:
+    """`layers * (line(share * P + reads) + extra)` over P from 0."""
+    if reads == 0.0 and share == 1.0:  # no paged segment, no row split: the common case
+        ahead = layers * extra
+        return tuple([(start, layers * a + ahead, layers * b) for start, a, b in line])
+    return tuple(
+        [
+            ((start - reads) / share, layers * (a + b * reads + extra), layers * share * b)
+            for start, a, b in line[piece_at(line, reads) :]
+        ]
+    )
+
+
+def overlapped(pieces: Pieces, line: tuple[float, float], exposed: float, most: float) -> Pieces:
+    """`min(max(pieces, line) + exposed * min(pieces, line), pieces + most)`; line = `(a, b)`.
+
+    For `exposed` up to 1 the first of both is the greater of `pieces + exposed * line` and
+    `line + exposed * pieces`, which cross where pieces and line do.
+    """
+    a, b = line
+    out: list[Piece] = []
+    last = len(pieces) - 1
+    for i, (start, piece_a, piece_b) in enumerate(pieces):
+        end = pieces[i + 1][0] if i < last else math.inf
+        limit = piece_a + most, piece_b
+        above = a + exposed * piece_a, b + exposed * piece_b
+        below = piece_a + exposed * a, piece_b + exposed * b
+        ahead = a + b * start - (piece_a + piece_b * start)
+        line_leads = ahead > 0 or (ahead == 0 and b > piece_b)
+        first, second = (above, below) if line_leads else (below, above)
+        crossing = (a - piece_a) / (piece_b - b) if piece_b != b else start
+        if start < crossing < end:
+            _add_lower(out, start, crossing, first, limit)
+            _add_lower(out, crossing, end, second, limit)
+        else:
+            _add_lower(out, start, end, first, limit)
+    return tuple(out)
+
+
+def _add_lower(
+    out: list[Piece], start: float, end: float, one: tuple[float, float], two: tuple[float, float]
+) -> None:
+    """Append the smaller of two lines from `start` to `end`."""
+    (a1, b1), (a2, b2) = one, two
+    ahead = a1 - a2 + (b1 - b2) * start
+    if ahead < 0 or (ahead == 0 and b1 <= b2):
+        out.append((start, a1, b1))
+        follows = two
+    else:
+        out.append((start, a2, b2))
+        follows = one
+    if b1 != b2:
+        crossing = (a2 - a1) / (b1 - b2)
+        if start < crossing < end:
+            out.append((crossing, *follows))
 
 
 def scaled(pieces: Pieces, weight: float, constant: float) -> Pieces:
