@@ -1,12 +1,11 @@
 """FusedWork: compute and memory time of one fused launch, and how they add up."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from granikv.cost_models.piecewise import Pieces, overlapped, piece_at, scaled
+from granikv.cost_models.piecewise import Pieces, overlapped, piece_at
 
 
-@dataclass(frozen=True, slots=True)
-class FusedWork:
+class FusedWork(NamedTuple):
     """All layers' work of a fused launch in its private tokens P, in ns, without launch latency.
 
     Attributes:
@@ -23,8 +22,7 @@ class FusedWork:
         """Time of the launch: the greater part and a share of the smaller one, which it does not
         hide, but at most what the passes one after the other take.
         """
-        work = overlapped(self.memory, self.compute, exposed_share, self.one_by_one_ns)
-        return scaled(work, 1.0, latency_ns)
+        return overlapped(self.memory, self.compute, exposed_share, self.one_by_one_ns, latency_ns)
 
     def parts_ns(self, private_tokens: int) -> tuple[float, float, float]:
         """The greater and the smaller of compute and memory time, and the passes one by one."""

@@ -83,29 +83,40 @@ def shifted(line: Pieces, share: float, reads: float, layers: int, extra: float)
     )
 
 
-def overlapped(pieces: Pieces, line: tuple[float, float], exposed: float, most: float) -> Pieces:
-    """`min(max(pieces, line) + exposed * min(pieces, line), pieces + most)`; line = `(a, b)`.
+def overlapped(
+    pieces: Pieces, line: tuple[float, float], exposed: float, most: float, constant: float
+) -> Pieces:
+    """`min(max(pieces, line) + exposed * min(pieces, line), pieces + most) + constant`.
 
-    For `exposed` up to 1 the first of both is the greater of `pieces + exposed * line` and
-    `line + exposed * pieces`, which cross where pieces and line do.
+    `line` is `(a, b)`. For `exposed` up to 1 the sum is the greater of `pieces + exposed * line`
+    and `line + exposed * pieces`, which cross where pieces and line do.
     """
     a, b = line
     out: list[Piece] = []
-    last = len(pieces) - 1
-    for i, (start, piece_a, piece_b) in enumerate(pieces):
-        end = pieces[i + 1][0] if i < last else math.inf
-        limit = piece_a + most, piece_b
-        above = a + exposed * piece_a, b + exposed * piece_b
-        below = piece_a + exposed * a, piece_b + exposed * b
-        ahead = a + b * start - (piece_a + piece_b * start)
-        line_leads = ahead > 0 or (ahead == 0 and b > piece_b)
-        first, second = (above, below) if line_leads else (below, above)
-        crossing = (a - piece_a) / (piece_b - b) if piece_b != b else start
-        if start < crossing < end:
+    ends = [piece[0] for piece in pieces[1:]]
+    ends.append(math.inf)
+    top_a, part_a, part_b, rise = a + constant, exposed * a + constant, exposed * b, most + constant
+    for (start, piece_a, piece_b), end in zip(pieces, ends, strict=True):
+        gap, slope = a - piece_a, b - piece_b
+        crossing = -gap / slope if slope else start
+        if start < crossing < end:  # the line crosses this piece
+            limit = piece_a + rise, piece_b
+            above = top_a + exposed * piece_a, b + exposed * piece_b
+            below = piece_a + part_a, piece_b + part_b
+            first, second = (below, above) if slope > 0 else (above, below)
             _add_lower(out, start, crossing, first, limit)
             _add_lower(out, crossing, end, second, limit)
+            continue
+        ahead = gap + slope * start
+        if ahead > 0 or (ahead == 0 and slope > 0):
+            lead_a, lead_b = top_a + exposed * piece_a, b + exposed * piece_b
         else:
-            _add_lower(out, start, end, first, limit)
+            lead_a, lead_b = piece_a + part_a, piece_b + part_b
+        gap, slope = lead_a - piece_a - rise, lead_b - piece_b
+        if gap + slope * start < 0 and gap + slope * end < 0:
+            out.append((start, lead_a, lead_b))
+        else:
+            _add_lower(out, start, end, (lead_a, lead_b), (piece_a + rise, piece_b))
     return tuple(out)
 
 
@@ -113,18 +124,16 @@ def _add_lower(
     out: list[Piece], start: float, end: float, one: tuple[float, float], two: tuple[float, float]
 ) -> None:
     """Append the smaller of two lines from `start` to `end`."""
-    (a1, b1), (a2, b2) = one, two
-    ahead = a1 - a2 + (b1 - b2) * start
-    if ahead < 0 or (ahead == 0 and b1 <= b2):
-        out.append((start, a1, b1))
-        follows = two
-    else:
-        out.append((start, a2, b2))
-        follows = one
-    if b1 != b2:
-        crossing = (a2 - a1) / (b1 - b2)
+    a1, b1 = one
+    a2, b2 = two
+    gap, slope = a1 - a2, b1 - b2
+    ahead = gap + slope * start
+    one_leads = ahead < 0 or (ahead == 0 and slope <= 0)
+    out.append((start, a1, b1) if one_leads else (start, a2, b2))
+    if slope and (slope > 0) == one_leads:
+        crossing = -gap / slope
         if start < crossing < end:
-            out.append((crossing, *follows))
+            out.append((crossing, a2, b2) if one_leads else (crossing, a1, b1))
 
 
 def scaled(pieces: Pieces, weight: float, constant: float) -> Pieces:

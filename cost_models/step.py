@@ -309,23 +309,25 @@ class StepCost:
         total_compute = sum(compute) + paged_tokens * token_ns
         # What many short rows take beyond one row is work; only the launch is saved.
         total_memory = sum(memory) - self.pass_latency_ns(_PAGED)
+        one_by_one = max(compute[_CASCADE], memory[_CASCADE]) + max(compute[_DENSE], memory[_DENSE])
         return FusedWork(
             (layers * total_compute, layers * share * token_ns),
             shifted(self.paged.line(rows), share, reads, layers, total_memory),
-            layers * (sum(map(max, compute, memory)) - sum(memory)),
+            layers * (one_by_one - sum(memory)),
         )
 
     def _attention(
         self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
     ) -> Pieces:
         """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
-        if plan.launch is Launch.FUSED and any(mode != _PAGED for mode in plan.modes):
+        modes = plan.modes
+        if plan.launch is Launch.FUSED and modes.count(_PAGED) < len(modes):
             rates, layers = self.rates, self.model.layers
             work = self._fused_work(rows, segments, plan, share)
             return work.pieces(rates.fused_exposed_share, layers * rates.fused_latency_ns)
         compute, memory, _, paged_reads, longest = self._sums(rows, segments, plan, share)
         layers = self.model.layers
-        passes = [mode for mode in (_CASCADE, _DENSE) if mode in plan.modes]
+        passes = [mode for mode in (_CASCADE, _DENSE) if mode in modes]
         extra = 0.0
         for mode in passes:
             extra += max(compute[mode], memory[mode]) + self.pass_latency_ns(mode)

@@ -58,9 +58,9 @@ def test_overlapped_is_the_greater_and_a_share_of_the_smaller_up_to_a_limit(
 ) -> None:
     one, two = _at(pieces, place), a + b * place
     expected = max(one, two) + exposed * min(one, two)
-    assert _at(overlapped(pieces, (a, b), exposed, 1e9), place) == _near(expected)
+    assert _at(overlapped(pieces, (a, b), exposed, 1e9, 7.0), place) == _near(expected + 7.0)
     limited = min(expected, one + most)
-    assert _at(overlapped(pieces, (a, b), exposed, most), place) == _near(limited)
+    assert _at(overlapped(pieces, (a, b), exposed, most, -3.0), place) == _near(limited - 3.0)
     # The same as the greater of two lines for each piece, each with a share of the other.
     assert expected == _near(max(one + exposed * two, two + exposed * one))
 
@@ -78,7 +78,7 @@ def test_starts_ascend(first: Pieces, second: Pieces) -> None:
     for pieces in (
         upper(first, second),
         upper_line(first, *line),
-        overlapped(first, line, 0.3, 7.0),
+        overlapped(first, line, 0.3, 7.0, 1.0),
     ):
         starts = [start for start, _, _ in pieces]
         assert starts == sorted(starts)
