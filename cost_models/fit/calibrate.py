@@ -10,7 +10,12 @@ import polars as pl
 from granikv.core.errors import ConfigError
 from granikv.cost_models.fit.extend_terms import find_extend_host, find_launch_floor
 from granikv.cost_models.fit.held_out import summarise
-from granikv.cost_models.fit.recorded_steps import RecordedRun, predicted_ns, price_decodes
+from granikv.cost_models.fit.recorded_steps import (
+    RecordedRun,
+    predicted_ns,
+    price_decodes,
+    timed_steps,
+)
 from granikv.cost_models.fit.result import held_out_error, rounded
 from granikv.cost_models.fit.step_terms import (
     Finding,
@@ -66,8 +71,11 @@ def calibrate(
     """Refit every term that the steps of these runs tell; `params` has all others.
 
     Raises:
-        ConfigError: they tell none.
+        ConfigError: they tell none, or a run has no decode step whose time is known.
     """
+    for run in (*runs, *held_out):
+        if timed_steps(run, "decode").is_empty():
+            raise ConfigError(f"{run.name} has no two decode steps in a row; leave it out.")
     findings = _find(runs, params, hardware)
     kept = tuple(finding.kept for finding in findings if finding.kept is not None)
     if not any(finding.values for finding in findings):

@@ -38,6 +38,9 @@ def command(
     check_new_file(out)
     if out.exists() and not force:
         raise ConfigError(f"{out} exists; name another file, or give --force to write over it.")
+    both = {folder.resolve() for folder in runs} & {folder.resolve() for folder in held_out or []}
+    if both:
+        raise ConfigError(f"{both.pop()} is fitted and held out; give it once.")
     gpu = load_hardware(hardware)
     start = load_params(params or gpu.name)
     if start.gpu != gpu.name:

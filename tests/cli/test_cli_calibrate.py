@@ -58,6 +58,13 @@ def test_parameters_of_another_gpu_are_refused(tmp_path: Path) -> None:
         _run(FITTED, "--hardware", "h200-sxm", *arguments)
 
 
+def test_a_run_is_fitted_or_held_out(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is fitted and held out; give it once"):
+        _run(
+            FITTED, "--hardware", "h200-sxm", "--held-out", FITTED, "--out", tmp_path / "mine.json"
+        )
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [

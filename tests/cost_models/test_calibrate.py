@@ -234,6 +234,9 @@ def test_a_run_with_hardly_any_step_is_refused() -> None:
     run = _served("run", 1)
     with pytest.raises(ConfigError, match="too few recorded steps to fit"):
         calibrate([replace(run, steps=run.steps.head(20))], START, H200)
+    extends = replace(run, name="extends", steps=run.steps.filter(kind="extend"))
+    with pytest.raises(ConfigError, match="extends has no two decode steps in a row"):
+        calibrate([run], START, H200, [extends])
 
 
 def _recorded(folder: Path) -> RecordedRun:
