@@ -83,6 +83,8 @@ class StepCost:
         self._all_reduce = AllReduceTime(terms.all_reduce, peaks, tp)
         self._gemms = [GemmTime(terms.gemm, peaks, gemm) for gemm in model.gemms(tp)]
         self._lm_head = GemmTime(terms.gemm, peaks, model.lm_head(tp))
+        self._private_token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
+        self._paged_launch_ns = self.paged.line(1)[0][1]
         self._elementwise_bytes_per_token = _elementwise_bytes_per_token(model, tp)
         # One entry for each number of tokens that a step can have, so a bounded number.
         self._layers_by_tokens: dict[int, float] = {}
@@ -204,13 +206,13 @@ class StepCost:
         reads = tokens * self.share_cost.of(rows, rows, length)
         line = self.paged.line(rows)
         _, a, b = line[piece_at(line, reads)]
-        compute = tokens * roofline.private_compute_ns_per_token(self.rates, self.heads)
+        compute = tokens * self._private_token_ns
         return compute, max(a + b * reads, self.paged.alone_ns(length)) - line[0][1]
 
     def pass_latency_ns(self, mode: Mode) -> float:
         """Fixed time of one two-call launch; PAGED segments ride in the private pass's launch."""
         if mode == Mode.PAGED:
-            return self.paged.line(1)[0][1]
+            return self._paged_launch_ns
         return self.rates.cascade_latency_ns if mode == Mode.CASCADE else self.dense.latency_ns
 
     def _layers_gemm_ns(self, tokens: int) -> float:
@@ -305,10 +307,10 @@ class StepCost:
     ) -> FusedWork:
         compute, memory, paged_tokens, reads, _ = self._sums(rows, segments, plan, share)
         layers = self.model.layers
-        token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
+        token_ns = self._private_token_ns
         total_compute = sum(compute) + paged_tokens * token_ns
         # What many short rows take beyond one row is work; only the launch is saved.
-        total_memory = sum(memory) - self.pass_latency_ns(_PAGED)
+        total_memory = sum(memory) - self._paged_launch_ns
         one_by_one = max(compute[_CASCADE], memory[_CASCADE]) + max(compute[_DENSE], memory[_DENSE])
         return FusedWork(
             (layers * total_compute, layers * share * token_ns),
