@@ -52,6 +52,7 @@ class SeenSizes:
         if plan.launch.name == "FUSED" and any(mode != Mode.PAGED for mode in plan.modes):
             self.has_fused = True
             self._add("fused_latency_ns.rows", rows)
+            self._add("fused_exposed_share.rows", rows)
 
     def add_extend(self, cost: StepCost, new_tokens: int, cached_tokens: int, total: int) -> None:
         """Widen by one request of an extend step that computes `total` tokens in all."""
@@ -109,7 +110,7 @@ def coverage_of(cost: StepCost, seen: SeenSizes) -> dict[str, Coverage]:
     used += ["shared_page_cost"] * (Mode.PAGED in seen.modes)
     used += ["dense"] * (Mode.DENSE in seen.modes)
     used += ["cascade_compute_efficiency"] * (Mode.CASCADE in seen.modes)
-    used += ["fused_latency_ns"] * seen.has_fused
+    used += ["fused_latency_ns", "fused_exposed_share"] * seen.has_fused
     if seen.modes - {Mode.PAGED} and not seen.has_fused:
         used.append("merge_latency_ns")
     items = dict(cost.params.terms.items())

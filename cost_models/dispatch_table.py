@@ -37,6 +37,7 @@ def build_cost_table(step_cost: StepCost) -> CostTable:
         private_memory_ns_per_token=_private_memory_ns_per_token(step_cost),
         private_latency_ns=step_cost.pass_latency_ns(Mode.PAGED),
         fused_latency_ns=rates.fused_latency_ns,
+        fused_exposed_share=rates.fused_exposed_share,
         merge_ns=_per_rows([roofline.merge_ns(rates, heads, rows) for rows in GRID_ROWS]),
         gemm_ns=_per_rows([step_cost.gemm_ns(rows) for rows in GRID_ROWS]),
         collective_ns=_per_rows([step_cost.collective_ns(rows) for rows in GRID_ROWS]),

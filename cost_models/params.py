@@ -14,7 +14,7 @@ from granikv.cost_models.catalog import data_file
 from granikv.cost_models.surface import Surface
 
 Provenance = Literal["datasheet", "stated", "fitted", "paper"]
-Unit = Literal["fraction", "ns", "bytes/s", "rows"]
+Unit = Literal["fraction", "share", "ns", "bytes/s", "rows"]
 Efficiency = Annotated[float, Field(gt=0, le=1)]
 Interval = tuple[float, float]
 
@@ -70,7 +70,11 @@ class Evidence(BaseModel):
 
 
 class Parameter(Evidence):
-    """One number; a unit of `fraction` is a share of a datasheet peak and at most 1."""
+    """One number.
+
+    A unit of `fraction` is a part of a datasheet peak, above 0 and at most 1; a `share` is a part
+    of some time, from 0 to 1.
+    """
 
     value: float = Field(ge=0)
     unit: Unit
@@ -79,6 +83,8 @@ class Parameter(Evidence):
     def _value_fits_unit(self) -> "Parameter":
         if self.unit == "fraction" and not 0 < self.value <= 1:
             raise ValueError(f"a fraction must be in (0, 1], got {self.value}")
+        if self.unit == "share" and self.value > 1:
+            raise ValueError(f"a share must be in [0, 1], got {self.value}")
         if self.unit in ("bytes/s", "rows") and self.value <= 0:
             raise ValueError(f"a value in {self.unit} must be positive, got {self.value}")
         return self
@@ -89,9 +95,9 @@ class Parameter(Evidence):
         return f"{self.value:.4g} {self.unit}"
 
     def draw(self, rng: np.random.Generator) -> "Parameter":
-        """The same parameter with its value times a log-normal draw; a fraction stays at most 1."""
+        """The same with its value times a log-normal draw; a fraction or share stays at most 1."""
         value = self.value * math.exp(self.rel_error * float(rng.standard_normal()))
-        if self.unit == "fraction":
+        if self.unit in ("fraction", "share"):
             value = min(value, 1.0)
         return self.model_copy(update={"value": value})
 
@@ -161,6 +167,7 @@ class Terms(BaseModel):
     cascade_compute_efficiency: Parameter
     cascade_latency_ns: Parameter
     fused_latency_ns: Parameter
+    fused_exposed_share: Parameter
     merge_memory_efficiency: Parameter
     merge_latency_ns: Parameter
     host_decode_ns: Parameter
@@ -239,4 +246,6 @@ def _unit_of(name: str) -> Unit:
         return "rows"
     if name.endswith("_efficiency"):
         return "fraction"
+    if name.endswith("_share"):
+        return "share"
     return "bytes/s" if name.endswith("_bytes_per_s") else "ns"

@@ -42,7 +42,7 @@ def upper(first: Pieces, second: Pieces) -> Pieces:
 
 
 def upper_line(pieces: Pieces, a: float, b: float) -> Pieces:
-    """`upper(pieces, line)` with one line `a + b * tokens`: the quick form for a fused launch.
+    """`upper(pieces, line)` with one line `a + b * tokens`, in a quicker form.
 
     Pieces that the line covers whole are dropped.
     """
@@ -68,6 +68,72 @@ def upper_line(pieces: Pieces, a: float, b: float) -> Pieces:
             out.append((crossing, piece_a, piece_b) if is_above else (crossing, a, b))
             is_above = not is_above
     return tuple(out)
+
+
+def shifted(line: Pieces, share: float, reads: float, layers: int, extra: float) -> Pieces:
+    """`layers * (line(share * P + reads) + extra)` over P from 0."""
+    if reads == 0.0 and share == 1.0:  # no paged segment, no row split: the common case
+        ahead = layers * extra
+        return tuple([(start, layers * a + ahead, layers * b) for start, a, b in line])
+    return tuple(
+        [
+            ((start - reads) / share, layers * (a + b * reads + extra), layers * share * b)
+            for start, a, b in line[piece_at(line, reads) :]
+        ]
+    )
+
+
+def overlapped(
+    pieces: Pieces, line: tuple[float, float], exposed: float, most: float, constant: float
+) -> Pieces:
+    """`min(max(pieces, line) + exposed * min(pieces, line), pieces + most) + constant`.
+
+    `line` is `(a, b)`. For `exposed` up to 1 the sum is the greater of `pieces + exposed * line`
+    and `line + exposed * pieces`, which cross where pieces and line do.
+    """
+    a, b = line
+    out: list[Piece] = []
+    ends = [piece[0] for piece in pieces[1:]]
+    ends.append(math.inf)
+    top_a, part_a, part_b, rise = a + constant, exposed * a + constant, exposed * b, most + constant
+    for (start, piece_a, piece_b), end in zip(pieces, ends, strict=True):
+        gap, slope = a - piece_a, b - piece_b
+        crossing = -gap / slope if slope else start
+        if start < crossing < end:  # the line crosses this piece
+            limit = piece_a + rise, piece_b
+            above = top_a + exposed * piece_a, b + exposed * piece_b
+            below = piece_a + part_a, piece_b + part_b
+            first, second = (below, above) if slope > 0 else (above, below)
+            _add_lower(out, start, crossing, first, limit)
+            _add_lower(out, crossing, end, second, limit)
+            continue
+        ahead = gap + slope * start
+        if ahead > 0 or (ahead == 0 and slope > 0):
+            lead_a, lead_b = top_a + exposed * piece_a, b + exposed * piece_b
+        else:
+            lead_a, lead_b = piece_a + part_a, piece_b + part_b
+        gap, slope = lead_a - piece_a - rise, lead_b - piece_b
+        if gap + slope * start < 0 and gap + slope * end < 0:
+            out.append((start, lead_a, lead_b))
+        else:
+            _add_lower(out, start, end, (lead_a, lead_b), (piece_a + rise, piece_b))
+    return tuple(out)
+
+
+def _add_lower(
+    out: list[Piece], start: float, end: float, one: tuple[float, float], two: tuple[float, float]
+) -> None:
+    """Append the smaller of two lines from `start` to `end`."""
+    a1, b1 = one
+    a2, b2 = two
+    gap, slope = a1 - a2, b1 - b2
+    ahead = gap + slope * start
+    one_leads = ahead < 0 or (ahead == 0 and slope <= 0)
+    out.append((start, a1, b1) if one_leads else (start, a2, b2))
+    if slope and (slope > 0) == one_leads:
+        crossing = -gap / slope
+        if start < crossing < end:
+            out.append((crossing, a2, b2) if one_leads else (crossing, a1, b1))
 
 
 def scaled(pieces: Pieces, weight: float, constant: float) -> Pieces:

@@ -1,9 +1,9 @@
 """Roofline terms without fitted surfaces: pure functions for the time of each part, in ns.
 
 Every term is `max(bytes / rate, flops / rate) + latency`. Attention passes return compute and
-memory time apart, because a fused launch overlaps the sums and a two-call launch does not. Tile
-padding is a floor (`max(rows, tile)`), not a rounding, so that every term is continuous and never
-falls when an argument grows.
+memory time apart, because a fused launch overlaps most of the sums and a two-call launch nothing.
+Tile padding is a floor (`max(rows, tile)`), not a rounding, so that every term is continuous and
+never falls when an argument grows.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,11 @@ COLLECTIVE_GPUS = (2, 4, 8)  # GPU counts that all-reduces were measured on
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Absolute rates in bytes or flops per ns, and latencies in ns: a parameter file on one GPU."""
+    """Absolute rates in bytes or flops per ns, and latencies in ns: a parameter file on one GPU.
+
+    `fused_exposed_share` is what a fused launch does not hide of the smaller of its compute and
+    memory time.
+    """
 
     elementwise_bytes_per_ns: float
     elementwise_latency_ns: float
@@ -30,6 +34,7 @@ class Rates:
     cascade_flops_per_ns: float
     cascade_latency_ns: float
     fused_latency_ns: float
+    fused_exposed_share: float
     merge_bytes_per_ns: float
     merge_latency_ns: float
     host_decode_ns: float
@@ -67,6 +72,7 @@ def rates_of(params: GpuParams, hardware: Hardware) -> Rates:
         cascade_flops_per_ns=peak * terms.cascade_compute_efficiency.value,
         cascade_latency_ns=terms.cascade_latency_ns.value,
         fused_latency_ns=terms.fused_latency_ns.value,
+        fused_exposed_share=terms.fused_exposed_share.value,
         merge_bytes_per_ns=hbm * terms.merge_memory_efficiency.value,
         merge_latency_ns=terms.merge_latency_ns.value,
         host_decode_ns=terms.host_decode_ns.value,

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,8 @@ from numpy.typing import NDArray
 from granikv.core.errors import ConfigError
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 from granikv.cost_models import roofline
+from granikv.cost_models.decode_line import DecodeLine
+from granikv.cost_models.fused_work import FusedWork
 from granikv.cost_models.hardware import Hardware, load_hardware
 from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.models import ModelShape
@@ -23,68 +24,18 @@ from granikv.cost_models.passes import (
     PagedTime,
     ShareCost,
 )
-from granikv.cost_models.piecewise import Pieces, piece_at, scaled, upper, upper_line, weighted_sum
+from granikv.cost_models.piecewise import (
+    Pieces,
+    piece_at,
+    scaled,
+    shifted,
+    upper,
+    upper_line,
+    weighted_sum,
+)
 
-_LIST_STEPS = 12  # below this many steps numpy's fixed cost per call exceeds the loop's
 _PAGED, _CASCADE, _DENSE = Mode  # looking a member up costs as much as comparing it
 _MAX_CACHED_LINES = 4096  # shapes drift as requests come and go; old ones never return
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeLine:
-    """Time of a decode step in its private tokens P: `floor(fixed + a + b * P)` ns.
-
-    Attributes:
-        host_ns: host time that the GPU does not hide.
-        gemm_ns: matrix products and the element-wise kernels between them.
-        collective_ns: collectives; under a row split only the last one, which nothing hides.
-        attention: `(start_tokens, a_ns, b_ns_per_token)` pieces, of which the last one that starts
-            at or below P holds; under a row split they also hold the collectives that compute
-            hides.
-    """
-
-    host_ns: float
-    gemm_ns: float
-    collective_ns: float
-    attention: Pieces
-
-    def ns(self, private_tokens: int) -> int:
-        """Time of one step with that many private tokens over all rows."""
-        _, a, b = self.attention[piece_at(self.attention, private_tokens)]
-        fixed = self.host_ns + self.gemm_ns + self.collective_ns
-        return math.floor(fixed + (a + b * private_tokens))
-
-    def cumulative(self, private_tokens: int, rows: int, k: int) -> NDArray[np.int64]:
-        """Time at the end of each of `k` steps; each adds one private token to each of `rows` rows.
-
-        Equal to the running sum of `ns(private_tokens + rows * i)`: same operations, same order.
-        """
-        tokens = np.arange(k, dtype=np.float64) * rows + private_tokens
-        first = piece_at(self.attention, private_tokens)
-        last = piece_at(self.attention, private_tokens + rows * (k - 1))
-        a: float | NDArray[np.float64]
-        b: float | NDArray[np.float64]
-        _, a, b = self.attention[first]
-        if last > first:
-            starts, all_a, all_b = np.array(self.attention[first : last + 1]).T
-            index = np.maximum(np.searchsorted(starts, tokens, "right") - 1, 0)
-            a, b = all_a[index], all_b[index]
-        fixed = self.host_ns + self.gemm_ns + self.collective_ns
-        return np.cumsum(np.floor(fixed + (a + b * tokens)).astype(np.int64))
-
-    def ends_ns(self, private_tokens: int, rows: int, k: int) -> Sequence[int]:
-        """`cumulative` in the quickest form: a list for a few steps, an array for many."""
-        if k > _LIST_STEPS:
-            return self.cumulative(private_tokens, rows, k)  # type: ignore[return-value]
-        end = private_tokens + rows * k
-        first = piece_at(self.attention, private_tokens)
-        if first != piece_at(self.attention, end - rows):
-            return list(accumulate(map(self.ns, range(private_tokens, end, rows))))
-        _, a, b = self.attention[first]
-        fixed = self.host_ns + self.gemm_ns + self.collective_ns
-        floor = math.floor
-        steps = [floor(fixed + (a + b * tokens)) for tokens in range(private_tokens, end, rows)]
-        return list(accumulate(steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +83,8 @@ class StepCost:
         self._all_reduce = AllReduceTime(terms.all_reduce, peaks, tp)
         self._gemms = [GemmTime(terms.gemm, peaks, gemm) for gemm in model.gemms(tp)]
         self._lm_head = GemmTime(terms.gemm, peaks, model.lm_head(tp))
+        self._private_token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
+        self._paged_launch_ns = self.paged.line(1)[0][1]
         self._elementwise_bytes_per_token = _elementwise_bytes_per_token(model, tp)
         # One entry for each number of tokens that a step can have, so a bounded number.
         self._layers_by_tokens: dict[int, float] = {}
@@ -180,6 +133,11 @@ class StepCost:
     def step_ns(self, shape: StepShape, plan: StepPlan) -> int:
         """Time of one decode step."""
         return self.decode(shape, plan).ns(shape.private_tokens)
+
+    def fused_work(self, shape: StepShape, plan: StepPlan) -> FusedWork:
+        """The work of a fused launch with any segment that is not paged, without a row split."""
+        self._check(shape, plan)
+        return self._fused_work(shape.rows, shape.segments, plan, 1.0)
 
     def segment(self, shape: StepShape, plan: StepPlan, k: int) -> NDArray[np.int64]:
         """End time of each of `k` decode steps; step i has `rows * i` more private tokens."""
@@ -248,13 +206,13 @@ class StepCost:
         reads = tokens * self.share_cost.of(rows, rows, length)
         line = self.paged.line(rows)
         _, a, b = line[piece_at(line, reads)]
-        compute = tokens * roofline.private_compute_ns_per_token(self.rates, self.heads)
+        compute = tokens * self._private_token_ns
         return compute, max(a + b * reads, self.paged.alone_ns(length)) - line[0][1]
 
     def pass_latency_ns(self, mode: Mode) -> float:
         """Fixed time of one two-call launch; PAGED segments ride in the private pass's launch."""
         if mode == Mode.PAGED:
-            return self.paged.line(1)[0][1]
+            return self._paged_launch_ns
         return self.rates.cascade_latency_ns if mode == Mode.CASCADE else self.dense.latency_ns
 
     def _layers_gemm_ns(self, tokens: int) -> float:
@@ -320,10 +278,12 @@ class StepCost:
             upper(compute_bound, communication_bound),
         )
 
-    def _attention(
+    def _sums(
         self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
-    ) -> Pieces:
-        """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
+    ) -> tuple[list[float], list[float], float, float, int]:
+        """One layer's compute and memory time by mode; of the paged segments, tokens, what reading
+        them costs in private tokens, and the longest.
+        """
         compute = [0.0, 0.0, 0.0]
         memory = [0.0, 0.0, 0.0]
         paged_tokens, paged_reads, longest = 0.0, 0.0, 0
@@ -340,23 +300,42 @@ class StepCost:
                 part = roofline.cascade_pass(self.rates, self.heads, length, part_rows, base > 0)
             compute[mode] += part[0]
             memory[mode] += part[1]
+        return compute, memory, paged_tokens, paged_reads, longest
+
+    def _fused_work(
+        self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
+    ) -> FusedWork:
+        compute, memory, paged_tokens, reads, _ = self._sums(rows, segments, plan, share)
         layers = self.model.layers
-        passes = [mode for mode in (_CASCADE, _DENSE) if mode in plan.modes]
-        if plan.launch is Launch.FUSED and passes:
-            line = self.paged.line(rows)
-            latency = self.rates.fused_latency_ns
-            token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
-            total_compute = latency + sum(compute) + paged_tokens * token_ns
-            # What many short rows take beyond one row is work; only the launch is saved.
-            total_memory = latency + sum(memory) - self.pass_latency_ns(_PAGED)
-            memory_line = _shifted(line, share, paged_reads, layers, total_memory)
-            return upper_line(memory_line, layers * total_compute, layers * share * token_ns)
+        token_ns = self._private_token_ns
+        total_compute = sum(compute) + paged_tokens * token_ns
+        # What many short rows take beyond one row is work; only the launch is saved.
+        total_memory = sum(memory) - self._paged_launch_ns
+        one_by_one = max(compute[_CASCADE], memory[_CASCADE]) + max(compute[_DENSE], memory[_DENSE])
+        return FusedWork(
+            (layers * total_compute, layers * share * token_ns),
+            shifted(self.paged.line(rows), share, reads, layers, total_memory),
+            layers * (one_by_one - sum(memory)),
+        )
+
+    def _attention(
+        self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
+    ) -> Pieces:
+        """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
+        modes = plan.modes
+        if plan.launch is Launch.FUSED and modes.count(_PAGED) < len(modes):
+            rates, layers = self.rates, self.model.layers
+            work = self._fused_work(rows, segments, plan, share)
+            return work.pieces(rates.fused_exposed_share, layers * rates.fused_latency_ns)
+        compute, memory, _, paged_reads, longest = self._sums(rows, segments, plan, share)
+        layers = self.model.layers
+        passes = [mode for mode in (_CASCADE, _DENSE) if mode in modes]
         extra = 0.0
         for mode in passes:
             extra += max(compute[mode], memory[mode]) + self.pass_latency_ns(mode)
         if passes:
             extra += roofline.merge_ns(self.rates, self.heads, rows)
-        line = _shifted(self.paged.line(rows), share, paged_reads, layers, extra)
+        line = shifted(self.paged.line(rows), share, paged_reads, layers, extra)
         if not longest:
             return line
         # However little the sharing leaves to read, it takes as long as one row alone does.
@@ -364,19 +343,6 @@ class StepCost:
         start, a, b = line[0]
         is_above = a + b * max(start, 0.0) >= floor_ns
         return line if is_above else upper_line(line, floor_ns, 0.0)
-
-
-def _shifted(line: Pieces, share: float, reads: float, layers: int, extra: float) -> Pieces:
-    """`layers * (line(share * P + reads) + extra)` over P from 0."""
-    if reads == 0.0 and share == 1.0:  # no paged segment, no row split: the common case
-        ahead = layers * extra
-        return tuple([(start, layers * a + ahead, layers * b) for start, a, b in line])
-    return tuple(
-        [
-            ((start - reads) / share, layers * (a + b * reads + extra), layers * share * b)
-            for start, a, b in line[piece_at(line, reads) :]
-        ]
-    )
 
 
 def _check_dense(segments: tuple[Segment, ...], modes: tuple[Mode, ...]) -> None:

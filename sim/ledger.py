@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 
 from granikv.core.step import ExtendShape, StepPlan, StepShape
-from granikv.cost_models.step import DecodeLine, ExtendCost, StepCost
+from granikv.cost_models.decode_line import DecodeLine
+from granikv.cost_models.step import ExtendCost, StepCost
 from granikv.sim.pools import Pools
 from granikv.sim.recorder import Counters, StepRecorder
 from granikv.sim.repartitioner import Repartitioner

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from granikv.core.dispatch import DISPATCH_CHOICES, Dispatcher
 from granikv.core.step import StepPlan, StepShape
+from granikv.cost_models.decode_line import DecodeLine
 from granikv.cost_models.dispatch_table import build_cost_table
 from granikv.cost_models.models import load_model
 from granikv.cost_models.params import load_params
-from granikv.cost_models.step import DecodeLine, ExtendCost, StepCost
+from granikv.cost_models.step import ExtendCost, StepCost
 from granikv.sim.arrivals import Arrivals
 from granikv.sim.config import ServerConfig
 from granikv.sim.engine import Engine

@@ -96,6 +96,13 @@ class RunHeader(BaseModel):
     flags: dict[str, JsonValue] = {}
     status: Literal["open", "complete", "partial"] = "open"
 
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel degree of a live run: of its flags, or of its engine's arguments."""
+        engine = self.flags.get("engine")
+        known = self.flags | (engine if isinstance(engine, dict) else {})
+        return int(str(known.get("tp_size") or 1))
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 import yaml
 
@@ -14,7 +13,7 @@ from granikv.cost_models.fit import own_rows
 from granikv.cost_models.fit.dense import GRID as DENSE_GRID
 from granikv.cost_models.fit.dense import fit_dense
 from granikv.cost_models.fit.held_out import predict_held_out
-from granikv.cost_models.fit.host import LaunchFit, fit_host, fit_launch
+from granikv.cost_models.fit.host import LaunchFit, fit_launch
 from granikv.cost_models.fit.operator_terms import operator_items
 from granikv.cost_models.fit.result import FitParts, TermFit, make_result, rounded
 from granikv.cost_models.fit.shared_pages import (
@@ -30,14 +29,13 @@ from granikv.cost_models.fit.terms import Term, collect, fitted_terms, latency_o
 from granikv.cost_models.fit.traffic import Traffic, fit_traffic
 from granikv.cost_models.hardware import Hardware, load_hardware
 from granikv.cost_models.ideal import Peaks
-from granikv.cost_models.params import FittedSurface, GpuParams, Terms
+from granikv.cost_models.params import FittedSurface, GpuParams, Terms, load_params
 from granikv.cost_models.readers.own import read_own, shipped_paths, steps_path
 from granikv.cost_models.readers.public import TABLE_SOURCE, read_public
 from granikv.cost_models.rows import read_rows
 
 _ALL_REDUCE_FOLDS = 64  # every message size is held out alone
 _LEAST_TRAFFIC_ROWS = 8
-_HOST_TERMS = ("host_decode_row_ns", "host_extend_layer_ns")  # fitted last of all
 _TITLES = {
     "gemm": "GEMM bf16, m <= 16384",
     "paged": "decode, private pages",
@@ -63,15 +61,19 @@ _NOTES = {
     "a100-sxm4-80gb": "GEMM, extend, private decode and all-reduce are fitted to rows of this GPU; "
     "everything that concerns a shared prefix is the published GraniKV figures (A100-SXM4-40GB) "
     "or an assumption, not a measurement of ours.",
-    "h200-sxm": "All terms are fitted to rows of this GPU but the gap between steps and host time "
-    "of an extend batch, which are assumptions (as are cascade and fused launch where no row of "
-    "the whole operator is given). Private pages are read at FA3's rate in every plan.",
+    "h200-sxm": "All terms are fitted to rows of this GPU but host time of a decode step and of "
+    "an extend batch: assumptions where no recorded step is given (as are cascade and fused launch "
+    "where no row of the whole operator is). Private pages are read at FA3's rate in every plan.",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
-    """The parameters of one GPU and the fits behind them (of its base, when it has one)."""
+    """The parameters of one GPU and the fits behind them (of its base, when it has one).
+
+    A GPU with a base takes the values of its base's shipped file, so that it has what recorded
+    steps have added to that.
+    """
 
     params: GpuParams
     fits: list[TermFit]
@@ -106,7 +108,8 @@ def build_params(
         return FitResult(_own_params(hardware, items, own), fits)
     base_name, extra_error, note = base
     lent = build_params(load_hardware(base_name), None, on_term)
-    borrowed = dict(_borrowed(lent.params.terms, base_name, extra_error).items())
+    base_terms = load_params(base_name).terms
+    borrowed = dict(_borrowed(base_terms, base_name, extra_error).items())
     terms = Terms.model_validate(borrowed | items)
     note = f"{note} {_NOTES[base_name]}"
     params = GpuParams(gpu=name, derived_from=base_name, note=note, terms=terms)
@@ -114,33 +117,17 @@ def build_params(
 
 
 def _own_params(hardware: Hardware, items: dict[str, Any], own: pl.DataFrame) -> GpuParams:
-    """Fitted and stated terms together; host time last, since it is what all others leave over."""
+    """Fitted and stated terms together; the launch floor last: it is what others leave over."""
     name = hardware.name
     body = stated_terms(name) | items
-    no_host = dict.fromkeys(_HOST_TERMS, _host_row_item(0.0))
-    without = Terms.model_validate(no_host | body)
-    params = GpuParams(gpu=name, note=_NOTES[name], terms=without)
-    body |= operator_items(own, params, hardware)  # host time is no part of attention
+    params = GpuParams(gpu=name, note=_NOTES[name], terms=Terms.model_validate(body))
+    body |= operator_items(own, params, hardware)
     path = steps_path(name)
-    if not path.exists():
-        return GpuParams(gpu=name, note=_NOTES[name], terms=Terms.model_validate(body))
-    rows = read_rows(path)
-    steps = rows.filter(pl.col("backend") == "sglang_fa3_decode")
-    params = params.model_copy(update={"terms": Terms.model_validate(body | no_host)})
-    fit = fit_host(steps, params, hardware)
-    date = steps["date"][0]
-    item = _host_row_item(fit.row_ns) | {
-        "source": f"live SGLang 0.5.17 decode steps of {date} ({steps.height} rows): what whole "
-        "steps take beyond the kernels, per row of the batch; each predicted from the others is "
-        f"off by {np.median(fit.held_out):.1%} in the median, {fit.held_out[-1]:.1%} at most",
-        "rows_used": steps.height,
-        "residual": rounded(fit.residual),
-    }
-    answers = rows.filter(pl.col("backend") == "sglang_fa3_extend")
-    body |= {
-        "host_decode_row_ns": item,
-        "host_extend_layer_ns": _launch_item(fit_launch(answers, params, hardware), answers),
-    }
+    if path.exists():
+        params = params.model_copy(update={"terms": Terms.model_validate(body)})
+        answers = read_rows(path).filter(pl.col("backend") == "sglang_fa3_extend")
+        fit = fit_launch(answers, params, hardware)
+        body["host_extend_layer_ns"] = _launch_item(fit, answers)
     return params.model_copy(update={"terms": Terms.model_validate(body)})
 
 
@@ -157,18 +144,6 @@ def _launch_item(fit: LaunchFit, answers: pl.DataFrame) -> dict[str, Any]:
         "rel_error": 0.3,
         "residual": rounded(fit.residual),
         "valid_range": {"new_tokens": (16.0, 8192.0)},
-    }
-
-
-def _host_row_item(value: float) -> dict[str, Any]:
-    return {
-        "value": round(value, 1),
-        "unit": "ns",
-        "provenance": "fitted",
-        "source": "to be fitted",
-        "rows_used": 0,
-        "rel_error": 0.3,
-        "valid_range": {"rows": (1.0, 256.0)},
     }
 
 

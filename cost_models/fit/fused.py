@@ -1,7 +1,7 @@
 """fit_fused: what an overlapped launch takes beyond its work, from rows of the whole operator."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 from granikv.cost_models.fit.held_out import ErrorSummary, folds_of, summarise
+from granikv.cost_models.fit.robust import bounded_fit
 from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.models import load_model
 from granikv.cost_models.params import GpuParams
@@ -21,16 +22,17 @@ from granikv.cost_models.surface import FloatArray
 CELL = ("num_q_heads", "num_kv_heads", "head_dim", "rows", "segments_json", "private_tokens")
 _MODEL = "llama-3.1-8b"  # any will do: only attention is asked, with the heads of each row
 _SOFTNESS = 0.1  # relative error from which a row counts less
-_SWEEPS = 50
 _CASCADE_SHARES = np.geomspace(0.05, 1.0, 61)  # of the stated rates
 _CASCADE_RATES = ("cascade_compute_efficiency", "reread_bytes_per_s")
 
 
 @dataclass(frozen=True, slots=True)
 class FusedFit:
-    """The latency in ns, and relative errors of whole calls with it.
+    """Latency and exposed share of an overlapped launch, and errors of whole calls with them.
 
     Attributes:
+        latency_ns: fixed time of a launch.
+        exposed_share: of the smaller of compute and memory time, what a launch does not hide.
         spread: one sigma of what single calls would give for the latency, as a share of it.
         residual: median absolute relative error of calls.
         error: the same of calls predicted without any of their heads and prefix length.
@@ -38,6 +40,7 @@ class FusedFit:
     """
 
     latency_ns: float
+    exposed_share: float
     spread: float
     residual: float
     error: ErrorSummary
@@ -45,24 +48,60 @@ class FusedFit:
 
 
 def fit_fused(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> FusedFit:
-    """Robust least squares of relative error over one latency.
+    """Robust least squares of relative error over one latency and one exposed share.
 
     `frame` holds rows of `own_rows.operator_rows` that ran dense; of each batch the fastest
-    overlapped call counts. `params` has everything but this term.
+    overlapped call counts. `params` has everything but these two terms.
     """
     calls = _fastest_overlapped(frame)
     measured, names = _measured_ns(calls), _shape_names(calls)
-    work = np.array(work_ns(calls, params, hardware))
-    latency = _latency_ns(measured, work)
+    parts = _Parts.of(calls, params, hardware)
+    found = parts.fit(measured)
     held_out = np.empty(len(measured))
     fold = folds_of(names)
     for held in np.unique(fold):
         hidden = fold == held
-        held_out[hidden] = work[hidden] + _latency_ns(measured[~hidden], work[~hidden])
-    errors = np.abs((work + latency) / measured - 1)
-    spread = 1.4826 * float(np.median(np.abs(measured - work - latency))) / max(latency, 1.0)
+        held_out[hidden] = parts.take(hidden).ns(parts.take(~hidden).fit(measured[~hidden]))
+    left = measured - parts.ns(found)
+    spread = 1.4826 * float(np.median(np.abs(left))) / max(float(found[0]), 1.0)
     error = summarise(held_out, measured, names)
-    return FusedFit(latency, spread, float(np.median(errors)), error, calls.height)
+    residual = float(np.median(np.abs(left) / measured))
+    return FusedFit(float(found[0]), float(found[1]), spread, residual, error, calls.height)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Of each call in one layer, `FusedWork.parts_ns`."""
+
+    greater_ns: FloatArray
+    smaller_ns: FloatArray
+    one_by_one_ns: FloatArray
+
+    @classmethod
+    def of(cls, calls: pl.DataFrame, params: GpuParams, hardware: Hardware) -> "_Parts":
+        """By these parameters, as dense calls."""
+        parts = [
+            cost.fused_work(shape, plan).parts_ns(shape.private_tokens)
+            for cost, shape, plan in _steps(calls, params, hardware, Mode.DENSE)
+        ]
+        return cls(*(np.array(parts) / load_model(_MODEL).layers).T)
+
+    def take(self, chosen: NDArray[np.bool_]) -> "_Parts":
+        """Some of the calls."""
+        return _Parts(self.greater_ns[chosen], self.smaller_ns[chosen], self.one_by_one_ns[chosen])
+
+    def fit(self, measured: FloatArray) -> FloatArray:
+        """Latency in ns and exposed share; that a launch takes at most its passes one by one is
+        left out, so that both are factors of a sum.
+        """
+        columns = (1 / measured, self.smaller_ns / measured)
+        target = 1 - self.greater_ns / measured
+        return bounded_fit(columns, target, _SOFTNESS, (np.inf, 1.0))
+
+    def ns(self, found: FloatArray) -> FloatArray:
+        """Time of each call."""
+        work = self.greater_ns + found[1] * self.smaller_ns
+        return np.asarray(found[0] + np.minimum(work, self.one_by_one_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +118,7 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
     """The one share of both tile rates of a cascade that leaves the least median error.
 
     `frame` holds rows of `own_rows.operator_rows` that ran as cascades in one overlapped launch;
-    `params` has everything else, the fused latency included.
+    `params` has everything else, the fused terms included.
     """
     calls = _fastest_overlapped(frame)
     measured, names = _measured_ns(calls), _shape_names(calls)
@@ -104,7 +143,7 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
 
 def slowed(params: GpuParams, share: float) -> GpuParams:
     """The same parameters with a share of a cascade's rates."""
-    return _with_values(
+    return with_values(
         params, {name: getattr(params.terms, name).value * share for name in _CASCADE_RATES}
     )
 
@@ -113,9 +152,20 @@ def work_ns(
     calls: pl.DataFrame, params: GpuParams, hardware: Hardware, mode: Mode = Mode.DENSE
 ) -> list[float]:
     """Predicted attention time of one layer's fused call without its launch."""
-    params = _with_values(params, {"fused_latency_ns": 0.0})
-    costs: dict[tuple[int, ...], StepCost] = {}
+    params = with_values(params, {"fused_latency_ns": 0.0})
     times = []
+    for cost, shape, plan in _steps(calls, params, hardware, mode):
+        line = cost.decode(shape, plan).attention
+        _, a, b = line[piece_at(line, shape.private_tokens)]
+        times.append((a + b * shape.private_tokens) / cost.model.layers)
+    return times
+
+
+def _steps(
+    calls: pl.DataFrame, params: GpuParams, hardware: Hardware, mode: Mode
+) -> Iterator[tuple[StepCost, StepShape, StepPlan]]:
+    """Each call as a fused step of a model with its heads, all segments in one mode."""
+    costs: dict[tuple[int, ...], StepCost] = {}
     for q, kv, head_dim, rows, segments_json, private in calls.select(CELL).iter_rows():
         heads = (q, kv, head_dim)
         if heads not in costs:
@@ -123,14 +173,11 @@ def work_ns(
             costs[heads] = StepCost(params, load_model(_MODEL).model_copy(update=sizes), hardware)
         segments = tuple(Segment(*segment) for segment in json.loads(segments_json))
         shape = StepShape(rows, rows, private, private // rows, segments, *heads)
-        plan = StepPlan((mode,) * len(segments), Launch.FUSED)
-        line = costs[heads].decode(shape, plan).attention
-        _, a, b = line[piece_at(line, private)]
-        times.append((a + b * private) / costs[heads].model.layers)
-    return times
+        yield costs[heads], shape, StepPlan((mode,) * len(segments), Launch.FUSED)
 
 
-def _with_values(params: GpuParams, values: Mapping[str, float]) -> GpuParams:
+def with_values(params: GpuParams, values: Mapping[str, float]) -> GpuParams:
+    """The same parameters with other values of some terms."""
     terms = params.terms
     items = {
         name: getattr(terms, name).model_copy(update={"value": value})
@@ -153,14 +200,3 @@ def _shape_names(calls: pl.DataFrame) -> NDArray[Any]:
     """What is held out together: heads and prefix length."""
     shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
     return shape.to_series().to_numpy()
-
-
-def _latency_ns(measured: FloatArray, work: FloatArray) -> float:
-    """Weighted mean of what calls leave over; far ones count less, and it is not negative."""
-    left = measured - work
-    latency = float(np.median(left))
-    for _ in range(_SWEEPS):
-        error = np.abs(left - latency) / measured
-        weight = np.minimum(1.0, _SOFTNESS / np.maximum(error, 1e-9)) / measured**2
-        latency = float((weight * left).sum() / weight.sum())
-    return max(0.0, latency)

@@ -11,6 +11,7 @@ from granikv.cli import (
     bench_kernels,
     bench_serve,
     bench_sim,
+    calibrate,
     dispatch_table,
     fit,
     plan,
@@ -60,6 +61,7 @@ app.command("plan")(plan.command)
 app.command("simulate")(simulate.command)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.command)
 app.command("fit")(fit.command)
+app.command("calibrate")(calibrate.command)
 app.command("dispatch-table")(dispatch_table.command)
 app.add_typer(trace, name="trace")
 trace.command("info")(trace_info.command)

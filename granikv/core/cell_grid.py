@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 from granikv.core.cost_table import CostTable
 from granikv.core.step import Segment
 
-# Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is max(sum
-# compute, sum memory): its minimiser over independent per-segment choices is found by weighting the
-# two sums, and nine weights bracket every crossover of three modes closely enough.
+# Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is the
+# greater of two sums, compute and memory, each with the exposed share of the other: its minimiser
+# over independent per-segment choices is found by weighting the two sums, and nine weights bracket
+# every crossover of three modes closely enough.
 _N_WEIGHTS = 9
 _WEIGHTS = np.linspace(0.0, 1.0, _N_WEIGHTS)
 # Segments and private tokens are looked up on geometric grids: 4 steps per octave is +-9 % in
@@ -86,8 +87,9 @@ class CellGrid:
             np.where((mode == 0) | (is_hot & np.isin(mode, used)), alone, np.inf).argmin(axis=0)
             for used in _SERIAL_MODES
         ]
-        weights = _WEIGHTS[:, None, None]
-        scores = weights * self.compute + (1 - weights) * self.memory
+        weights, exposed = _WEIGHTS[:, None, None], self._table.fused_exposed_share
+        scores = (weights + (1 - weights) * exposed) * self.compute
+        scores += (1 - weights + weights * exposed) * self.memory
         weighted = np.where((mode == 0) | is_hot, scores, np.inf).argmin(axis=1)
         only = [np.where(is_hot[0], fixed, 0) for fixed in (1, 2)]
         self.fused_modes = [*weighted, *only]
@@ -102,11 +104,12 @@ class CellGrid:
     def refine(
         self, cells: NDArray[np.intp], modes: NDArray[np.intp], private_c: float, private_m: float
     ) -> tuple[NDArray[np.intp], float]:
-        """Change one segment's mode at a time while that lowers max(sum compute, sum memory).
+        """Change one segment's mode at a time while that lowers the fused time of both sums.
 
         Ends with at least one segment that is not paged, if any is HOT: an all-paged step is the
         stock engine's and is never launched fused.
         """
+        overlapped_ns = self._table.overlapped_ns
         hot = [place for place, cell in enumerate(cells) if cell < self.compute.shape[1] // 2]
         compute: list[list[float]] = self.compute[:, cells].tolist()
         memory: list[list[float]] = self.memory[:, cells].tolist()
@@ -115,12 +118,13 @@ class CellGrid:
         total_m = private_m + sum([memory[mode][i] for i, mode in enumerate(chosen)])
         while hot:
             is_paged = not any(chosen)
-            best_ns, flip = math.inf if is_paged else max(total_c, total_m), None
+            best_ns = math.inf if is_paged else overlapped_ns(total_c, total_m)
+            flip = None
             for i in hot:
                 rest_c = total_c - compute[chosen[i]][i]
                 rest_m = total_m - memory[chosen[i]][i]
                 for mode in range(1, 3) if is_paged else range(3):
-                    time_ns = max(rest_c + compute[mode][i], rest_m + memory[mode][i])
+                    time_ns = overlapped_ns(rest_c + compute[mode][i], rest_m + memory[mode][i])
                     if time_ns < best_ns * (1 - 1e-9):
                         best_ns, flip = time_ns, (i, mode)
             if flip is None or (flip[1] == 0 and sum(map(bool, chosen)) == 1):
@@ -129,7 +133,7 @@ class CellGrid:
             total_c += compute[mode][i] - compute[chosen[i]][i]
             total_m += memory[mode][i] - memory[chosen[i]][i]
             chosen[i] = mode
-        return np.array(chosen, np.intp), max(total_c, total_m)
+        return np.array(chosen, np.intp), overlapped_ns(total_c, total_m)
 
     def cells(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
         """Index of the cell that holds each segment's (length, rows)."""

@@ -14,7 +14,7 @@ from granikv.core.errors import ConfigError
 
 FloatArray = NDArray[np.float64]
 
-_FORMAT = "granikv-cost-table-1"
+_FORMAT = "granikv-cost-table-2"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,8 +24,9 @@ class CostTable:
     Attention times are for one layer, `gemm_ns` and `collective_ns` for the whole step (all
     layers). The first axis of `compute_ns` and `memory_ns` is `Mode`. A pass alone takes
     `max(compute, memory)`; in a fused launch the sums over all segments and the private part
-    overlap, so a step's attention takes `max(sum compute, sum memory)` and segments are not
-    separable.
+    overlap but for an exposed share of the smaller one, so a step's attention takes
+    `max(sum compute, sum memory) + share * min(sum compute, sum memory)`, at most what the passes
+    one after the other take, and segments are not separable.
 
     Attributes:
         rows: int64 `[R]`, ascending row counts of the grid.
@@ -37,6 +38,7 @@ class CostTable:
         private_memory_ns_per_token: `[R]`, HBM time of one private token when that many rows run.
         private_latency_ns: fixed time of the private pass.
         fused_latency_ns: fixed time of one fused launch; None when no fused kernel is modelled.
+        fused_exposed_share: share of the smaller sum that a fused launch does not hide, 0 to 1.
         merge_ns: `[R]`, merging two partial results of that many rows.
         gemm_ns: `[R]`, all matrix products of a step.
         collective_ns: `[R]`, all collectives of a step (zero for one GPU).
@@ -55,6 +57,7 @@ class CostTable:
     private_memory_ns_per_token: FloatArray
     private_latency_ns: float
     fused_latency_ns: float | None
+    fused_exposed_share: float
     merge_ns: FloatArray
     gemm_ns: FloatArray
     collective_ns: FloatArray
@@ -101,6 +104,15 @@ class CostTable:
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value >= 0:
                 raise ValueError(f"{name} must be a number and not negative, got {value!r}")
+        share = self.fused_exposed_share
+        if not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ValueError(f"fused_exposed_share must be a number from 0 to 1, got {share!r}")
+
+    def overlapped_ns(self, compute_ns: float, memory_ns: float) -> float:
+        """Time of both sums in one fused launch, without its latency and before that limit."""
+        if compute_ns > memory_ns:
+            return compute_ns + self.fused_exposed_share * memory_ns
+        return memory_ns + self.fused_exposed_share * compute_ns
 
     def save(self, path: Path) -> None:
         """Write the table as JSON; `load` gives it back bit for bit."""

@@ -122,9 +122,11 @@ class Dispatcher:
         chosen = (np.asarray(modes, np.intp), cells)
         compute, memory = self._grid.compute[chosen], self._grid.memory[chosen]
         private_c, private_m = self._private_ns(shape)
-        fused = self.table.fused_latency_ns + max(
+        overlapped_ns = self.table.overlapped_ns(
             float(compute.sum()) + private_c, float(memory.sum()) + private_m
         )
+        one_by_one_ns = float(np.maximum(compute, memory).sum()) + max(private_c, private_m)
+        fused = self.table.fused_latency_ns + min(overlapped_ns, one_by_one_ns)
         two_call = self._two_call_ns(shape, np.maximum(compute, memory), np.asarray(modes))
         return Launch.FUSED if fused <= two_call else Launch.TWO_CALL
 
@@ -137,8 +139,9 @@ class Dispatcher:
         best_ns = table.private_latency_ns + max(paged_c + private_c, paged_m + private_m)
         modes, launch = None, Launch.TWO_CALL
 
-        after_ns = max(private_c, private_m) + table.private_latency_ns
-        after_ns += grid.at_rows(table.merge_ns, shape.rows)
+        private_ns = max(private_c, private_m)
+        after_ns = private_ns + table.private_latency_ns + grid.at_rows(table.merge_ns, shape.rows)
+        fused_latency_ns = math.inf if table.fused_latency_ns is None else table.fused_latency_ns
         for choice in range(N_SERIAL):
             pass_ns, n_cascade, n_dense = sums[2 + 3 * choice : 5 + 3 * choice]
             if not n_cascade and not n_dense:
@@ -148,12 +151,18 @@ class Dispatcher:
             serial_ns += grid.pass_latency_ns[2] if n_dense else 0.0
             if serial_ns < best_ns:
                 best_ns, modes = serial_ns, grid.serial_modes[choice].take(cells)
+                launch = Launch.TWO_CALL
+            # A launch that overlaps badly still takes no longer than its passes one by one.
+            if fused_latency_ns + pass_ns + private_ns < best_ns:
+                best_ns = fused_latency_ns + pass_ns + private_ns
+                modes, launch = grid.serial_modes[choice].take(cells), Launch.FUSED
 
         if table.fused_latency_ns is not None:
             first = 2 + 3 * N_SERIAL
             compute, memory = sums[first : first + N_FUSED], sums[first + N_FUSED :]
             fused_ns = [
-                max(c + private_c, m + private_m) for c, m in zip(compute, memory, strict=True)
+                table.overlapped_ns(c + private_c, m + private_m)
+                for c, m in zip(compute, memory, strict=True)
             ]
             chosen = min(range(N_FUSED), key=fused_ns.__getitem__)
             fused_modes, refined_ns = grid.fused_modes[chosen].take(cells), fused_ns[chosen]

@@ -39,6 +39,7 @@ _TERM_NAMES = {
     "elementwise_memory_efficiency": "small kernels",
     "cascade_compute_efficiency": "cascade prefix pass",
     "fused_latency_ns": "fused launch",
+    "fused_exposed_share": "overlap in a fused launch",
     "merge_latency_ns": "merge",
 }
 _NOT_MODELLED = (

@@ -30,6 +30,7 @@ def test_all_commands_are_there():
         "granikv bench kernels",
         "granikv bench serve",
         "granikv bench sim",
+        "granikv calibrate",
         "granikv dispatch-table",
         "granikv fit",
         "granikv plan",

@@ -24,6 +24,7 @@ def _table() -> CostTable:
         private_memory_ns_per_token=rng.random(3),
         private_latency_ns=1 / 7,
         fused_latency_ns=None,
+        fused_exposed_share=1 / 3,
         merge_ns=rng.random(3),
         gemm_ns=rng.random(3),
         collective_ns=np.zeros(3),
@@ -70,6 +71,9 @@ def test_a_table_cannot_be_changed() -> None:
         ({"merge_ns": np.zeros(2)}, r"merge_ns must have shape \(3,\)"),
         ({"gemm_ns": np.array([1.0, np.nan, 1.0])}, "gemm_ns must be finite"),
         ({"memory_ns": np.full((3, 2, 3), -1.0)}, "memory_ns must be finite and not negative"),
+        ({"fused_exposed_share": 1.1}, "fused_exposed_share must be a number from 0 to 1"),
+        ({"fused_exposed_share": -0.1}, "fused_exposed_share must be a number from 0 to 1"),
+        ({"fused_exposed_share": None}, "fused_exposed_share must be a number from 0 to 1"),
     ],
 )
 def test_wrong_arrays_are_refused(change: dict[str, object], message: str) -> None:
@@ -100,13 +104,29 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     _assert_refused(path)
 
 
+def test_a_table_of_the_time_before_exposed_shares_is_refused(tmp_path: Path) -> None:
+    path, body = _saved(tmp_path)
+    del body["fused_exposed_share"]
+    path.write_text(json.dumps(body | {"format": "granikv-cost-table-1"}))
+    with pytest.raises(ConfigError, match="format must be granikv-cost-table-2"):
+        CostTable.load(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_fused_launch_leaves_a_share_of_the_smaller_sum(share: float) -> None:
+    table = replace(_table(), fused_exposed_share=share)
+    for compute, memory in [(3.0, 8.0), (8.0, 3.0), (5.0, 5.0), (0.0, 2.0)]:
+        expected = max(compute, memory) + share * min(compute, memory)
+        assert table.overlapped_ns(compute, memory) == pytest.approx(expected, rel=1e-12)
+
+
 def test_binary_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     path.write_bytes(b"\x93NUMPY\xff\xfe")
     _assert_refused(path)
 
 
-@pytest.mark.parametrize("missing", ["rows", "compute_ns", "m_sat", "meta"])
+@pytest.mark.parametrize("missing", ["rows", "compute_ns", "fused_exposed_share", "m_sat", "meta"])
 def test_a_file_without_a_field_is_refused(tmp_path: Path, missing: str) -> None:
     path, body = _saved(tmp_path)
     del body[missing]

@@ -28,12 +28,13 @@ def _layer_ns(table: CostTable, mode: Mode, launch: Launch, i: int, j: int, toke
         tokens * table.private_compute_ns_per_token,
         tokens * float(table.private_memory_ns_per_token[j]),
     )
-    together = max(segment[0] + private[0], segment[1] + private[1])
+    together = (segment[0] + private[0], segment[1] + private[1])
     if mode is Mode.PAGED:
-        return together + table.private_latency_ns
+        return max(together) + table.private_latency_ns
     if launch is Launch.FUSED:
         assert table.fused_latency_ns is not None
-        return together + table.fused_latency_ns
+        overlapped = max(together) + table.fused_exposed_share * min(together)
+        return min(overlapped, max(segment) + max(private)) + table.fused_latency_ns
     alone = max(segment) + max(private) + table.private_latency_ns + float(table.merge_ns[j])
     return alone + float(table.pass_latency_ns[mode])
 

@@ -11,7 +11,7 @@ import pytest
 from granikv.core.step import Mode
 from granikv.cost_models.fit import own_rows
 from granikv.cost_models.fit.dense import fit_dense
-from granikv.cost_models.fit.fused import fit_cascade, fit_fused, slowed, work_ns
+from granikv.cost_models.fit.fused import fit_cascade, fit_fused, slowed, with_values, work_ns
 from granikv.cost_models.fit.operator_terms import operator_items
 from granikv.cost_models.fit.saturation import fit_saturation
 from granikv.cost_models.hardware import load_hardware
@@ -143,7 +143,8 @@ def _operator(latency_ns: float, read: Read) -> pl.DataFrame:
     slabs = [(LLAMA, 64, [[1, 2048, 32], [2049, 8192, 32]])]
     kinds = one + slabs
     calls = read([_row("granikv_fused_dense", 1.0, *kind) for kind in kinds])
-    times = (np.array(work_ns(calls, PARAMS, H200)) + latency_ns) / 1e3
+    params = with_values(PARAMS, {"fused_exposed_share": 0.0})
+    times = (np.array(work_ns(calls, params, H200)) + latency_ns) / 1e3
     return read(
         [
             _row(backend, time * slower, *kind)
@@ -166,10 +167,40 @@ def test_fused_latency_is_what_the_best_overlapped_call_leaves(
     rows = own_rows.operator_rows(_operator(latency_ns, read))
     fit = fit_fused(rows.filter(pl.col("mode") == "dense"), PARAMS, H200)
     assert fit.latency_ns == pytest.approx(latency_ns, abs=20)
+    assert fit.exposed_share == pytest.approx(0.0, abs=0.005)
     assert fit.residual < 0.01
     assert fit.error.p90 < 0.01
     assert fit.rows == 25
     assert fit.error.shapes == 6
+
+
+def test_exposed_share_is_what_calls_take_beyond_their_greater_part(read: Read) -> None:
+    """Of calls that take less than their passes one by one would: there, a share can show."""
+    share, latency_ns = 0.2, 5000.0
+    kinds = [
+        (heads, rows, [[1, n, rows]], private)
+        for heads in (LLAMA, QWEN_TP2)
+        for rows in (64, 128, 256)
+        for n in (8192, 16384, 32768)
+        for private in (256, 512)
+    ]
+    params = with_values(PARAMS, {"fused_exposed_share": share})
+    calls = read([_row("granikv_fused_dense", 1.0, *kind) for kind in kinds])
+    exposing, one_by_one = (
+        np.array(work_ns(calls, with_values(params, {"fused_exposed_share": value}), H200))
+        for value in (share, 1.0)
+    )
+    free = exposing < one_by_one
+    assert free.sum() > 12
+    rows = [
+        _row("granikv_fused_dense", (time + latency_ns) / 1e3, *kind)
+        for kind, time, is_free in zip(kinds, exposing.tolist(), free.tolist(), strict=True)
+        if is_free
+    ]
+    fit = fit_fused(own_rows.operator_rows(read(rows)), PARAMS, H200)
+    assert fit.exposed_share == pytest.approx(share, abs=0.01)
+    assert fit.latency_ns == pytest.approx(latency_ns, abs=200)
+    assert fit.residual < 0.005
 
 
 def test_cascade_rates_are_the_share_that_its_calls_show(read: Read) -> None:
@@ -240,6 +271,9 @@ def test_items_are_parameters_with_their_evidence(read: Read) -> None:
     assert terms.fused_latency_ns.rows_used == 25
     assert terms.fused_latency_ns.held_out is not None
     assert "FA3's pass" in terms.fused_latency_ns.source
+    assert terms.fused_exposed_share.provenance == "fitted"
+    assert terms.fused_exposed_share.value == pytest.approx(0.0, abs=0.005)
+    assert terms.fused_exposed_share.source == terms.fused_latency_ns.source
     assert terms.m_sat is not None
     assert terms.m_sat.value == 32
     assert "dense was fastest at every size measured" in terms.m_sat.source

@@ -1,13 +1,18 @@
-"""Host time per row, fitted to live steps: recovered from made-up steps, and as shipped."""
+"""Live steps and answers of a stock engine: what the shipped parameters leave to its driver."""
+
+import json
 
 import numpy as np
 import polars as pl
 import pytest
 
-from granikv.cost_models.fit.host import fit_host, fit_launch, step_of
+from granikv.core.step import Mode, Segment, StepPlan, StepShape
+from granikv.cost_models.fit.host import fit_launch
+from granikv.cost_models.fit.robust import bounded_fit
 from granikv.cost_models.hardware import load_hardware
+from granikv.cost_models.memory import server_defaults
 from granikv.cost_models.models import load_model
-from granikv.cost_models.params import GpuParams, load_params
+from granikv.cost_models.params import load_params
 from granikv.cost_models.readers.own import steps_path
 from granikv.cost_models.rows import read_rows
 from granikv.cost_models.step import StepCost
@@ -18,51 +23,29 @@ STEPS = _ROWS.filter(pl.col("backend") == "sglang_fa3_decode")
 ANSWERS = _ROWS.filter(pl.col("backend") == "sglang_fa3_extend")
 
 
-def _without_host_rows() -> GpuParams:
-    params = load_params("h200-sxm")
-    zero = params.terms.host_decode_row_ns.model_copy(update={"value": 0.0})
-    terms = params.terms.model_copy(update={"host_decode_row_ns": zero})
-    return params.model_copy(update={"terms": terms})
-
-
-def _predicted_ns(params: GpuParams, row: dict[str, object]) -> int:
-    return StepCost(params, load_model("llama-3.1-8b"), GPU).step_ns(*step_of(row, GPU))
-
-
-@pytest.mark.parametrize("row_ns", [0.0, 800.0, 12_345.0])
-def test_a_known_time_per_row_is_recovered(row_ns: float) -> None:
-    params = _without_host_rows()
-    made_up = [
-        row | {"times_us": [(_predicted_ns(params, row) + row_ns * row["rows"]) / 1e3]}
-        for row in STEPS.iter_rows(named=True)
-    ]
-    fit = fit_host(pl.DataFrame(made_up, schema=STEPS.schema), params, GPU)
-    assert fit.row_ns == pytest.approx(row_ns, abs=1e-6)
-    assert fit.held_out[-1] < 1e-9
-
-
-def test_steps_are_left_out_one_by_one() -> None:
-    params = _without_host_rows()
-    fit = fit_host(STEPS, params, GPU)
-    errors = []
-    for i, row in enumerate(STEPS.iter_rows(named=True)):
-        others = STEPS.filter(pl.int_range(pl.len()) != i)
-        predicted = _predicted_ns(params, row) + fit_host(others, params, GPU).row_ns * row["rows"]
-        measured = float(np.median(row["times_us"])) * 1e3
-        errors.append(abs(predicted / measured - 1))
-    np.testing.assert_allclose(fit.held_out, np.sort(errors), rtol=1e-6)
+def _predicted_ns(row: dict[str, object]) -> int:
+    """The decode step that a measured row ran, graph padding included."""
+    segments = tuple(Segment(*segment) for segment in json.loads(str(row["segments_json"])))
+    rows, private = int(str(row["rows"])), int(str(row["private_tokens"]))
+    padded = server_defaults(GPU).padded_rows(rows)
+    cost = StepCost(load_params("h200-sxm"), load_model("llama-3.1-8b"), GPU)
+    shape = StepShape(rows, padded, private, private // rows, segments, *cost.heads[:3])
+    return cost.step_ns(shape, StepPlan((Mode.PAGED,) * len(segments)))
 
 
 def test_shipped_parameters_predict_live_steps() -> None:
-    """Goals of our own: median 3 %, worst 8 %; the live engine is an unmodified SGLang 0.5.17."""
-    params = load_params("h200-sxm")
-    errors = [
-        abs(_predicted_ns(params, row) / 1e3 / float(np.median(row["times_us"])) - 1)
-        for row in STEPS.iter_rows(named=True)
-    ]
+    """With one time a row for the driver that measured them, which a server's own records do not
+    have: median 3 %, worst 8 %; the live engine is an unmodified SGLang 0.5.17.
+    """
+    measured = np.array([np.median(row["times_us"]) * 1e3 for row in STEPS.iter_rows(named=True)])
+    predicted = np.array([_predicted_ns(row) for row in STEPS.iter_rows(named=True)])
+    rows = STEPS["rows"].to_numpy()
+    (driver_ns,) = bounded_fit((rows / measured,), 1 - predicted / measured, np.inf, (np.inf,))
+    errors = np.abs((predicted + driver_ns * rows) / measured - 1)
     assert len(errors) == 17
+    assert 3000 < driver_ns < 8000
     assert np.median(errors) < 0.03
-    assert max(errors) < 0.08
+    assert errors.max() < 0.08
 
 
 @pytest.mark.parametrize(("round_trip_ms", "layer_us"), [(0.0, 40.0), (7.0, 300.0)])

@@ -110,6 +110,9 @@ def test_round_trip(tmp_path: Path) -> None:
     [
         ("merge_latency_ns", None, "merge_latency_ns"),
         ("merge_memory_efficiency", {"value": 1.2}, "fraction must be"),
+        ("fused_exposed_share", None, "fused_exposed_share"),
+        ("fused_exposed_share", {"value": 1.2}, r"a share must be in \[0, 1\], got 1.2"),
+        ("fused_exposed_share", {"unit": "fraction"}, "fused_exposed_share must have unit share"),
         ("merge_latency_ns", {"unit": "bytes/s"}, "merge_latency_ns must have unit ns"),
         ("merge_latency_ns", {"value": -1.0}, "greater than or equal to 0"),
         ("reread_bytes_per_s", {"value": 0.0}, "must be positive"),
@@ -139,6 +142,16 @@ def test_a_zero_latency_is_allowed() -> None:
     )
     assert zero.draw(np.random.default_rng(0)).value == 0
     assert zero.summary == "0 ns"
+
+
+def test_a_share_may_be_zero_and_no_draw_passes_one() -> None:
+    share = load_params("a100-sxm4-80gb").terms.fused_exposed_share
+    rng = np.random.default_rng(2)
+    wide = share.model_copy(update={"value": 0.9})
+    drawn = [wide.draw(rng).value for _ in range(50)]
+    assert max(drawn) == 1.0
+    assert min(drawn) < 0.9
+    assert Parameter.model_validate(share.model_dump() | {"value": 0.0}).draw(rng).value == 0.0
 
 
 def test_summaries_name_what_a_surface_depends_on() -> None:

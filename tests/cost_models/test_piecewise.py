@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from granikv.cost_models.piecewise import (
     Pieces,
+    overlapped,
     piece_at,
     scaled,
     upper,
@@ -51,6 +52,19 @@ def test_upper_line_is_the_greater(pieces: Pieces, a: float, b: float, place: fl
     assert _at(upper_line(pieces, a, b), place) == _near(max(_at(pieces, place), a + b * place))
 
 
+@given(functions(), values, slopes, st.floats(0, 1), values, places)
+def test_overlapped_is_the_greater_and_a_share_of_the_smaller_up_to_a_limit(
+    pieces: Pieces, a: float, b: float, exposed: float, most: float, place: float
+) -> None:
+    one, two = _at(pieces, place), a + b * place
+    expected = max(one, two) + exposed * min(one, two)
+    assert _at(overlapped(pieces, (a, b), exposed, 1e9, 7.0), place) == _near(expected + 7.0)
+    limited = min(expected, one + most)
+    assert _at(overlapped(pieces, (a, b), exposed, most, -3.0), place) == _near(limited - 3.0)
+    # The same as the greater of two lines for each piece, each with a share of the other.
+    assert expected == _near(max(one + exposed * two, two + exposed * one))
+
+
 @given(functions(), functions(), st.floats(0, 3), places)
 def test_sums_add(first: Pieces, second: Pieces, weight: float, place: float) -> None:
     total = weighted_sum(first, second, weight, 7.0)
@@ -60,7 +74,12 @@ def test_sums_add(first: Pieces, second: Pieces, weight: float, place: float) ->
 
 @given(functions(), functions())
 def test_starts_ascend(first: Pieces, second: Pieces) -> None:
-    for pieces in (upper(first, second), upper_line(first, *second[0][1:])):
+    line = second[0][1:]
+    for pieces in (
+        upper(first, second),
+        upper_line(first, *line),
+        overlapped(first, line, 0.3, 7.0, 1.0),
+    ):
         starts = [start for start, _, _ in pieces]
         assert starts == sorted(starts)
 

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from granikv.core.errors import ConfigError
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 from granikv.cost_models import roofline
+from granikv.cost_models.decode_line import DecodeLine
 from granikv.cost_models.hardware import load_hardware
 from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.models import load_model
 from granikv.cost_models.params import load_params
 from granikv.cost_models.passes import AllReduceTime
 from granikv.cost_models.readers.own import own_path, read_own
-from granikv.cost_models.step import DecodeLine, StepCost
+from granikv.cost_models.step import StepCost
 
 LLAMA = load_model("llama-3.1-8b")
 H200 = StepCost(load_params("h200-sxm"), LLAMA)
@@ -192,15 +193,24 @@ def test_two_call_adds_passes_and_a_merge() -> None:
     assert H200.step_ns(shape, plan) == pytest.approx(expected, abs=2)
 
 
-def test_fused_overlaps_sums() -> None:
-    rates, heads = H200.rates, H200.heads
-    shape = _shape(H200, 256, 65_536, (Segment(1, 16_384, 256),))
-    compute, memory = H200.dense.ns(16_384, 256)
-    compute += 65_536 * roofline.private_compute_ns_per_token(rates, heads)
-    memory += _paged_ns(H200, 256, 65_536) - _paged_ns(H200, 256, 256)
-    layer = max(compute, memory) + rates.fused_latency_ns
-    expected = H200.host_ns(256) + H200.gemm_ns(256) + 32 * layer
-    got = H200.step_ns(shape, StepPlan((Mode.DENSE,), Launch.FUSED))
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("private", [20_000, 65_536, 300_000, 3_000_000])
+def test_fused_overlaps_sums_but_for_a_share(share: float, private: int) -> None:
+    """The greater sum and a share of the smaller one, at most the passes one after the other."""
+    terms = H200.params.terms
+    exposed = terms.fused_exposed_share.model_copy(update={"value": share})
+    terms = terms.model_copy(update={"fused_exposed_share": exposed})
+    cost = StepCost(H200.params.model_copy(update={"terms": terms}), LLAMA)
+    rates, heads = cost.rates, cost.heads
+    shape = _shape(cost, 256, private, (Segment(1, 16_384, 256),))
+    prefix = cost.dense.ns(16_384, 256)
+    compute = prefix[0] + private * roofline.private_compute_ns_per_token(rates, heads)
+    suffix = _paged_ns(cost, 256, private) - cost.pass_latency_ns(Mode.PAGED)
+    memory = prefix[1] + suffix
+    overlapped = max(compute, memory) + share * min(compute, memory)
+    layer = min(overlapped, max(prefix) + suffix) + rates.fused_latency_ns
+    expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * layer
+    got = cost.step_ns(shape, StepPlan((Mode.DENSE,), Launch.FUSED))
     assert got == pytest.approx(expected, abs=2)
 
 

@@ -16,7 +16,8 @@ from scipy.spatial import KDTree
 
 from granikv.core.errors import ConfigError
 from granikv.core.step import StepPlan, StepShape
-from granikv.cost_models.step import DecodeLine, ExtendCost, StepCost
+from granikv.cost_models.decode_line import DecodeLine
+from granikv.cost_models.step import ExtendCost, StepCost
 from granikv.validate.compare.live_run import LiveRun, server_config
 from granikv.validate.compare.replay import simulated
 from granikv.validate.compare.request_rung import RequestComparison, compare_requests
