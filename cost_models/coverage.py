@@ -104,7 +104,8 @@ def coverage_of(cost: StepCost, seen: SeenSizes) -> dict[str, Coverage]:
     sizes outside, or the fit of another GPU. `datasheet`: no row is behind the term, only a stated
     value or a published figure. Host time is left out: it is always stated.
     """
-    used = ["gemm", "paged", "elementwise_memory_efficiency"]
+    private = "paged" if cost.is_stock else "private_memory_efficiency"
+    used = ["gemm", private, "elementwise_memory_efficiency"]
     used += ["extend"] * ("extend.keys" in seen.ranges)
     used += ["all_reduce"] * (cost.tp > 1)
     used += ["shared_page_cost"] * (Mode.PAGED in seen.modes)

@@ -5,6 +5,7 @@ import numpy as np
 from granikv.core.cost_table import CostTable, FloatArray
 from granikv.core.step import Mode
 from granikv.cost_models import roofline
+from granikv.cost_models.piecewise import piece_at
 from granikv.cost_models.step import StepCost
 
 GRID_ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
@@ -20,21 +21,20 @@ def build_cost_table(step_cost: StepCost) -> CostTable:
     and is left out.
     """
     rates, heads = step_cost.rates, step_cost.heads
-    compute = np.empty((len(Mode), len(GRID_LENGTHS), len(GRID_ROWS)))
-    memory = np.empty_like(compute)
+    prefix = np.empty((len(Mode), len(GRID_LENGTHS), len(GRID_ROWS)))
+    private = np.empty_like(prefix)
     for mode in Mode:
         for i, length in enumerate(GRID_LENGTHS):
             for j, rows in enumerate(GRID_ROWS):
                 part = step_cost.shared_pass(mode, length, rows)
-                compute[mode, i, j], memory[mode, i, j] = part
+                prefix[mode, i, j], private[mode, i, j] = part
     return CostTable(
         rows=np.array(GRID_ROWS, np.int64),
         lengths=np.array(GRID_LENGTHS, np.int64),
-        compute_ns=compute,
-        memory_ns=memory,
+        prefix_ns=prefix,
+        private_ns=private,
         pass_latency_ns=np.array([step_cost.pass_latency_ns(mode) for mode in Mode]),
-        private_compute_ns_per_token=roofline.private_compute_ns_per_token(rates, heads),
-        private_memory_ns_per_token=_private_memory_ns_per_token(step_cost),
+        private_ns_per_token=_private_ns_per_token(step_cost),
         private_latency_ns=step_cost.pass_latency_ns(Mode.PAGED),
         fused_latency_ns=rates.fused_latency_ns,
         fused_exposed_share=rates.fused_exposed_share,
@@ -70,11 +70,14 @@ def _pass_ns(step_cost: StepCost, mode: Mode, rows: int) -> float:
     return max(part) + step_cost.pass_latency_ns(mode)
 
 
-def _private_memory_ns_per_token(step_cost: StepCost) -> FloatArray:
+def _private_ns_per_token(step_cost: StepCost) -> FloatArray:
     """One rate for each batch size: what the table's line needs to meet the true time at 1K."""
-    times = step_cost.paged.grid_ns(GRID_ROWS, [_PRIVATE_LENGTH])[:, 0]
-    rate = (times - step_cost.pass_latency_ns(Mode.PAGED)) / _PRIVATE_LENGTH
-    return np.asarray(rate / np.array(GRID_ROWS))
+    rates = []
+    for rows in GRID_ROWS:
+        line, tokens = step_cost.paged.line(rows), rows * _PRIVATE_LENGTH
+        _, a, b = line[piece_at(line, tokens)]
+        rates.append((a + b * tokens - step_cost.pass_latency_ns(Mode.PAGED)) / tokens)
+    return np.array(rates)
 
 
 def _per_rows(values: list[float]) -> FloatArray:

@@ -161,6 +161,9 @@ class Terms(BaseModel):
     elementwise_memory_efficiency: Parameter
     elementwise_latency_ns: Parameter
     private_compute_efficiency: Parameter
+    private_memory_efficiency: Parameter
+    private_latency_ns: Parameter
+    private_row_ns: Parameter
     contiguous_memory_efficiency: Parameter
     gather_memory_efficiency: Parameter
     reread_bytes_per_s: Parameter
@@ -171,9 +174,10 @@ class Terms(BaseModel):
     merge_memory_efficiency: Parameter
     merge_latency_ns: Parameter
     host_decode_ns: Parameter
-    host_decode_row_ns: Parameter
+    stock_row_ns: Parameter
     host_extend_ns: Parameter
     host_extend_layer_ns: Parameter
+    extend_step_efficiency: Parameter
     copy_memory_efficiency: Parameter
     copy_latency_ns: Parameter
     m_sat: Parameter | None = None

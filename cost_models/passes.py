@@ -13,7 +13,7 @@ from granikv.cost_models.ideal import EXTEND_TILE_ROWS, Peaks
 from granikv.cost_models.models import Gemm
 from granikv.cost_models.params import FittedSurface
 from granikv.cost_models.piecewise import Piece, Pieces, piece_at
-from granikv.cost_models.roofline import Heads
+from granikv.cost_models.roofline import Heads, Rates, private_compute_ns_per_token
 from granikv.cost_models.surface import Curve, FloatArray, Sheet, locate
 
 _LIST_REQUESTS = 24  # below this many requests numpy's fixed cost per call exceeds the loop's
@@ -81,15 +81,6 @@ class PagedTime:
         _, a, b = line[piece_at(line, tokens)]
         return a + b * tokens
 
-    def grid_ns(self, rows: ArrayLike, tokens: ArrayLike) -> FloatArray:
-        """`[rows, tokens]`: time of every batch size over every number of tokens per row."""
-        tokens = np.asarray(tokens, np.float64)
-        knots = self.knots_ns(rows)
-        index = np.clip(np.searchsorted(self._tokens, tokens, "right") - 1, 0, knots.shape[1] - 2)
-        share = (tokens - self._tokens[index]) / np.diff(self._tokens)[index]
-        low = knots[:, index]
-        return np.asarray(low + np.maximum(share, 0.0) * (knots[:, index + 1] - low))
-
     def _make_line(self, rows: float) -> Pieces:
         times: list[float] = self.knots_ns(rows)[0].tolist()
         places: list[float] = (self._tokens * rows).tolist()
@@ -101,6 +92,24 @@ class PagedTime:
                 continue
             pieces.append(piece)
         return tuple(pieces)
+
+
+class PrivatePass:
+    """GraniKV's private pass: each row's own tokens, read once from any slots."""
+
+    def __init__(self, rates: Rates, heads: Heads) -> None:
+        """One layer of one rank."""
+        read_ns = heads.kv_bytes / rates.private_bytes_per_ns
+        self._token_ns = max(read_ns, private_compute_ns_per_token(rates, heads))
+        self._latency_ns, self._row_ns = rates.private_latency_ns, rates.private_row_ns
+
+    def line(self, rows: float) -> Pieces:
+        """Time over the tokens of all `rows` rows together."""
+        return ((0.0, self._latency_ns + rows * self._row_ns, self._token_ns),)
+
+    def alone_ns(self, tokens: float) -> float:
+        """Time of one row."""
+        return self._latency_ns + self._row_ns + tokens * self._token_ns
 
 
 class ExtendTime:

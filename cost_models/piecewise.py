@@ -83,57 +83,21 @@ def shifted(line: Pieces, share: float, reads: float, layers: int, extra: float)
     )
 
 
-def overlapped(
-    pieces: Pieces, line: tuple[float, float], exposed: float, most: float, constant: float
-) -> Pieces:
-    """`min(max(pieces, line) + exposed * min(pieces, line), pieces + most) + constant`.
-
-    `line` is `(a, b)`. For `exposed` up to 1 the sum is the greater of `pieces + exposed * line`
-    and `line + exposed * pieces`, which cross where pieces and line do.
-    """
-    a, b = line
+def overlapped(pieces: Pieces, other: float, exposed: float, constant: float) -> Pieces:
+    """`max(pieces, other) + exposed * min(pieces, other) + constant`, for pieces that never fall."""
     out: list[Piece] = []
     ends = [piece[0] for piece in pieces[1:]]
     ends.append(math.inf)
-    top_a, part_a, part_b, rise = a + constant, exposed * a + constant, exposed * b, most + constant
-    for (start, piece_a, piece_b), end in zip(pieces, ends, strict=True):
-        gap, slope = a - piece_a, b - piece_b
-        crossing = -gap / slope if slope else start
-        if start < crossing < end:  # the line crosses this piece
-            limit = piece_a + rise, piece_b
-            above = top_a + exposed * piece_a, b + exposed * piece_b
-            below = piece_a + part_a, piece_b + part_b
-            first, second = (below, above) if slope > 0 else (above, below)
-            _add_lower(out, start, crossing, first, limit)
-            _add_lower(out, crossing, end, second, limit)
+    for (start, a, b), end in zip(pieces, ends, strict=True):
+        above = (a + exposed * other + constant, b)
+        if a + b * start >= other:
+            out.append((start, *above))
             continue
-        ahead = gap + slope * start
-        if ahead > 0 or (ahead == 0 and slope > 0):
-            lead_a, lead_b = top_a + exposed * piece_a, b + exposed * piece_b
-        else:
-            lead_a, lead_b = piece_a + part_a, piece_b + part_b
-        gap, slope = lead_a - piece_a - rise, lead_b - piece_b
-        if gap + slope * start < 0 and gap + slope * end < 0:
-            out.append((start, lead_a, lead_b))
-        else:
-            _add_lower(out, start, end, (lead_a, lead_b), (piece_a + rise, piece_b))
+        out.append((start, other + exposed * a + constant, exposed * b))
+        crossing = (other - a) / b if b > 0 else math.inf
+        if crossing < end:
+            out.append((crossing, *above))
     return tuple(out)
-
-
-def _add_lower(
-    out: list[Piece], start: float, end: float, one: tuple[float, float], two: tuple[float, float]
-) -> None:
-    """Append the smaller of two lines from `start` to `end`."""
-    a1, b1 = one
-    a2, b2 = two
-    gap, slope = a1 - a2, b1 - b2
-    ahead = gap + slope * start
-    one_leads = ahead < 0 or (ahead == 0 and slope <= 0)
-    out.append((start, a1, b1) if one_leads else (start, a2, b2))
-    if slope and (slope > 0) == one_leads:
-        crossing = -gap / slope
-        if start < crossing < end:
-            out.append((crossing, a2, b2) if one_leads else (crossing, a1, b1))
 
 
 def scaled(pieces: Pieces, weight: float, constant: float) -> Pieces:

@@ -1,7 +1,6 @@
 """Roofline terms without fitted surfaces: pure functions for the time of each part, in ns.
 
-Every term is `max(bytes / rate, flops / rate) + latency`. Attention passes return compute and
-memory time apart, because a fused launch overlaps most of the sums and a two-call launch nothing.
+Every term is `max(bytes / rate, flops / rate) + latency`.
 Tile padding is a floor (`max(rows, tile)`), not a rounding, so that every term is continuous and
 never falls when an argument grows.
 """
@@ -21,13 +20,18 @@ COLLECTIVE_GPUS = (2, 4, 8)  # GPU counts that all-reduces were measured on
 class Rates:
     """Absolute rates in bytes or flops per ns, and latencies in ns: a parameter file on one GPU.
 
-    `fused_exposed_share` is what a fused launch does not hide of the smaller of its compute and
-    memory time.
+    `fused_exposed_share` is what a fused launch does not hide of the shorter of its passes over
+    prefixes and its private pass. `private_bytes_per_ns`, `private_latency_ns` and `private_row_ns`
+    are of GraniKV's private pass, `stock_row_ns` of a stock engine's step. `extend_step_efficiency`
+    is the share of its kernels' rates that a whole extend step reaches.
     """
 
     elementwise_bytes_per_ns: float
     elementwise_latency_ns: float
     private_flops_per_ns: float
+    private_bytes_per_ns: float
+    private_latency_ns: float
+    private_row_ns: float
     contiguous_bytes_per_ns: float
     gather_bytes_per_ns: float
     reread_bytes_per_ns: float
@@ -38,9 +42,10 @@ class Rates:
     merge_bytes_per_ns: float
     merge_latency_ns: float
     host_decode_ns: float
-    host_decode_row_ns: float
+    stock_row_ns: float
     host_extend_ns: float
     host_extend_layer_ns: float
+    extend_step_efficiency: float
     copy_bytes_per_ns: float
     copy_latency_ns: float
 
@@ -66,6 +71,9 @@ def rates_of(params: GpuParams, hardware: Hardware) -> Rates:
         elementwise_bytes_per_ns=hbm * terms.elementwise_memory_efficiency.value,
         elementwise_latency_ns=terms.elementwise_latency_ns.value,
         private_flops_per_ns=peak * terms.private_compute_efficiency.value,
+        private_bytes_per_ns=hbm * terms.private_memory_efficiency.value,
+        private_latency_ns=terms.private_latency_ns.value,
+        private_row_ns=terms.private_row_ns.value,
         contiguous_bytes_per_ns=hbm * terms.contiguous_memory_efficiency.value,
         gather_bytes_per_ns=hbm * terms.gather_memory_efficiency.value,
         reread_bytes_per_ns=terms.reread_bytes_per_s.value * 1e-9,
@@ -76,9 +84,10 @@ def rates_of(params: GpuParams, hardware: Hardware) -> Rates:
         merge_bytes_per_ns=hbm * terms.merge_memory_efficiency.value,
         merge_latency_ns=terms.merge_latency_ns.value,
         host_decode_ns=terms.host_decode_ns.value,
-        host_decode_row_ns=terms.host_decode_row_ns.value,
+        stock_row_ns=terms.stock_row_ns.value,
         host_extend_ns=terms.host_extend_ns.value,
         host_extend_layer_ns=terms.host_extend_layer_ns.value,
+        extend_step_efficiency=terms.extend_step_efficiency.value,
         copy_bytes_per_ns=hbm * terms.copy_memory_efficiency.value,
         copy_latency_ns=terms.copy_latency_ns.value,
     )

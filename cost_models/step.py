@@ -11,7 +11,6 @@ from granikv.core.errors import ConfigError
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
 from granikv.cost_models import roofline
 from granikv.cost_models.decode_line import DecodeLine
-from granikv.cost_models.fused_work import FusedWork
 from granikv.cost_models.hardware import Hardware, load_hardware
 from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.models import ModelShape
@@ -22,10 +21,12 @@ from granikv.cost_models.passes import (
     ExtendTime,
     GemmTime,
     PagedTime,
+    PrivatePass,
     ShareCost,
 )
 from granikv.cost_models.piecewise import (
     Pieces,
+    overlapped,
     piece_at,
     scaled,
     shifted,
@@ -57,9 +58,18 @@ class StepCost:
     """
 
     def __init__(
-        self, params: GpuParams, model: ModelShape, hardware: Hardware | None = None, tp: int = 1
+        self,
+        params: GpuParams,
+        model: ModelShape,
+        hardware: Hardware | None = None,
+        tp: int = 1,
+        *,
+        is_stock: bool = False,
     ) -> None:
-        """Take rates from `params`, sizes from `model`, peaks from `hardware` (or its GPU)."""
+        """Take rates from `params`, sizes from `model`, peaks from `hardware` (or its GPU).
+
+        `is_stock`: decode attention is SGLang's own, with FlashAttention-3, not GraniKV's.
+        """
         if tp != 1 and tp not in roofline.COLLECTIVE_GPUS:
             raise ConfigError(
                 f"tp must be 1, 2, 4 or 8, got {tp}: only these are in the parameters."
@@ -68,6 +78,7 @@ class StepCost:
         self.model = model
         self.hardware = hardware or load_hardware(params.gpu)
         self.tp = tp
+        self.is_stock = is_stock
         self.rates = roofline.rates_of(params, self.hardware)
         self.heads = roofline.Heads(
             model.q_heads_per_rank(tp),
@@ -76,21 +87,30 @@ class StepCost:
             model.kv_bytes_per_token_layer(tp),
         )
         terms, peaks = params.terms, Peaks.of(self.hardware)
-        self.paged = PagedTime(terms.paged, peaks, self.heads)
+        self.paged: PagedTime | PrivatePass = (
+            PagedTime(terms.paged, peaks, self.heads)
+            if is_stock
+            else PrivatePass(self.rates, self.heads)
+        )
         self.dense = DensePass(terms.dense, peaks, self.heads)
         self.share_cost = ShareCost(terms.shared_page_cost, self.heads, self.hardware.sm_count)
         self._extend = ExtendTime(terms.extend, peaks, self.heads)
         self._all_reduce = AllReduceTime(terms.all_reduce, peaks, tp)
         self._gemms = [GemmTime(terms.gemm, peaks, gemm) for gemm in model.gemms(tp)]
         self._lm_head = GemmTime(terms.gemm, peaks, model.lm_head(tp))
-        self._private_token_ns = roofline.private_compute_ns_per_token(self.rates, self.heads)
-        self._paged_launch_ns = self.paged.line(1)[0][1]
+        self._launch_ns = self.paged.line(1)[0][1]
         self._elementwise_bytes_per_token = _elementwise_bytes_per_token(model, tp)
         # One entry for each number of tokens that a step can have, so a bounded number.
         self._layers_by_tokens: dict[int, float] = {}
         self._gemm_by_tokens: dict[int, float] = {}
         self._lines: dict[tuple[object, ...], DecodeLine] = {}
         self._last: tuple[StepShape, StepPlan, DecodeLine] | None = None
+
+    def in_engine(self, is_stock: bool) -> "StepCost":
+        """The same in a stock engine, or in GraniKV's."""
+        if is_stock == self.is_stock:
+            return self
+        return StepCost(self.params, self.model, self.hardware, self.tp, is_stock=is_stock)
 
     def decode(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
         """The step as a line in private tokens; cached, so asking again is cheap.
@@ -134,11 +154,6 @@ class StepCost:
         """Time of one decode step."""
         return self.decode(shape, plan).ns(shape.private_tokens)
 
-    def fused_work(self, shape: StepShape, plan: StepPlan) -> FusedWork:
-        """The work of a fused launch with any segment that is not paged, without a row split."""
-        self._check(shape, plan)
-        return self._fused_work(shape.rows, shape.segments, plan, 1.0)
-
     def segment(self, shape: StepShape, plan: StepPlan, k: int) -> NDArray[np.int64]:
         """End time of each of `k` decode steps; step i has `rows * i` more private tokens."""
         return self.decode(shape, plan).cumulative(shape.private_tokens, shape.rows, k)
@@ -158,8 +173,9 @@ class StepCost:
             raise ValueError("extend_lens must be positive and prefix_lens not negative")
         tokens = sum(extend_lens)
         layers = self.model.layers
-        gemm = self._layers_gemm_ns(tokens) + self._lm_head.ns(len(extend_lens))
-        attention = layers * self._extend.ns(extend_lens, prefix_lens)
+        slowed = 1 / self.rates.extend_step_efficiency
+        gemm = slowed * (self._layers_gemm_ns(tokens) + self._lm_head.ns(len(extend_lens)))
+        attention = slowed * layers * self._extend.ns(extend_lens, prefix_lens)
         collective = self.collective_ns(tokens)
         gpu = gemm + attention + collective
         # Without a graph the host launches layer by layer; a short batch waits for it.
@@ -193,26 +209,26 @@ class StepCost:
 
     def shared_pass(
         self, mode: Mode, length: int, rows: float, contiguous: bool = True
-    ) -> roofline.PassTime:
-        """Compute and memory time of one segment alone in one layer, without latency.
+    ) -> tuple[float, float]:
+        """One segment alone in one layer: time of its own pass, and in the private pass; in ns,
+        without latency.
 
         A PAGED segment rides in the private pass: what it costs when nothing else is in there.
         """
         if mode == Mode.DENSE:
-            return self.dense.ns(length, rows)
+            return max(self.dense.ns(length, rows)), 0.0
         if mode == Mode.CASCADE:
-            return roofline.cascade_pass(self.rates, self.heads, length, rows, contiguous)
-        tokens = rows * length
-        reads = tokens * self.share_cost.of(rows, rows, length)
+            parts = roofline.cascade_pass(self.rates, self.heads, length, rows, contiguous)
+            return max(parts), 0.0
+        reads = rows * length * self.share_cost.of(rows, rows, length)
         line = self.paged.line(rows)
         _, a, b = line[piece_at(line, reads)]
-        compute = tokens * self._private_token_ns
-        return compute, max(a + b * reads, self.paged.alone_ns(length)) - line[0][1]
+        return 0.0, max(a + b * reads, self.paged.alone_ns(length)) - line[0][1]
 
     def pass_latency_ns(self, mode: Mode) -> float:
         """Fixed time of one two-call launch; PAGED segments ride in the private pass's launch."""
         if mode == Mode.PAGED:
-            return self._paged_launch_ns
+            return self._launch_ns
         return self.rates.cascade_latency_ns if mode == Mode.CASCADE else self.dense.latency_ns
 
     def _layers_gemm_ns(self, tokens: int) -> float:
@@ -242,8 +258,10 @@ class StepCost:
             )
 
     def host_ns(self, rows: int) -> float:
-        """What a decode step takes beyond its kernels: launching, and what every row adds to it."""
-        return self.rates.host_decode_ns + rows * self.rates.host_decode_row_ns
+        """What a decode step takes beyond its kernels: the gap to the next one, and in a stock
+        engine what every row adds.
+        """
+        return self.rates.host_decode_ns + (rows * self.rates.stock_row_ns if self.is_stock else 0)
 
     def _line(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
         return DecodeLine(
@@ -280,61 +298,60 @@ class StepCost:
 
     def _sums(
         self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
-    ) -> tuple[list[float], list[float], float, float, int]:
-        """One layer's compute and memory time by mode; of the paged segments, tokens, what reading
-        them costs in private tokens, and the longest.
+    ) -> tuple[list[float], float, int]:
+        """One layer's passes over prefixes by mode in ns; of the paged segments, what reading them
+        costs in private tokens, and the longest.
         """
-        compute = [0.0, 0.0, 0.0]
-        memory = [0.0, 0.0, 0.0]
-        paged_tokens, paged_reads, longest = 0.0, 0.0, 0
+        passes = [0.0, 0.0, 0.0]
+        paged_reads, longest = 0.0, 0
         for (base, length, segment_rows), mode in zip(segments, plan.modes, strict=True):
             part_rows = segment_rows * share
             if mode == _PAGED:
-                paged_tokens += part_rows * length
                 paged_reads += part_rows * length * self.share_cost.of(part_rows, rows, length)
                 longest = max(longest, length)
-                continue
-            if mode == _DENSE:
-                part = self.dense.ns(length, part_rows)
+            elif mode == _DENSE:
+                passes[mode] += max(self.dense.ns(length, part_rows))
             else:
-                part = roofline.cascade_pass(self.rates, self.heads, length, part_rows, base > 0)
-            compute[mode] += part[0]
-            memory[mode] += part[1]
-        return compute, memory, paged_tokens, paged_reads, longest
+                passes[mode] += max(
+                    roofline.cascade_pass(self.rates, self.heads, length, part_rows, base > 0)
+                )
+        return passes, paged_reads, longest
 
-    def _fused_work(
-        self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
-    ) -> FusedWork:
-        compute, memory, paged_tokens, reads, _ = self._sums(rows, segments, plan, share)
-        layers = self.model.layers
-        token_ns = self._private_token_ns
-        total_compute = sum(compute) + paged_tokens * token_ns
+    def fused_parts_ns(self, shape: StepShape, plan: StepPlan) -> tuple[float, float]:
+        """All layers' passes over prefixes, and private pass, of a fused launch without its
+        latency; the plan has no row split.
+        """
+        self._check(shape, plan)
+        passes, reads, _ = self._sums(shape.rows, shape.segments, plan, 1.0)
+        line = self.private_line(shape.rows, reads, 1.0)
+        _, a, b = line[piece_at(line, shape.private_tokens)]
+        prefix_ns = sum(passes) + self._dense_launch_ns(plan)
+        return self.model.layers * prefix_ns, a + b * shape.private_tokens
+
+    def _dense_launch_ns(self, plan: StepPlan) -> float:
+        """A dense pass beside the private one is a launch of its own; cascades share its launch."""
+        return self.dense.latency_ns if _DENSE in plan.modes else 0.0
+
+    def private_line(self, rows: int, reads: float, share: float) -> Pieces:
+        """All layers' private pass without its launch, with `reads` more tokens."""
         # What many short rows take beyond one row is work; only the launch is saved.
-        total_memory = sum(memory) - self._paged_launch_ns
-        one_by_one = max(compute[_CASCADE], memory[_CASCADE]) + max(compute[_DENSE], memory[_DENSE])
-        return FusedWork(
-            (layers * total_compute, layers * share * token_ns),
-            shifted(self.paged.line(rows), share, reads, layers, total_memory),
-            layers * (one_by_one - sum(memory)),
-        )
+        return shifted(self.paged.line(rows), share, reads, self.model.layers, -self._launch_ns)
 
     def _attention(
         self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
     ) -> Pieces:
         """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
-        modes = plan.modes
-        if plan.launch is Launch.FUSED and modes.count(_PAGED) < len(modes):
-            rates, layers = self.rates, self.model.layers
-            work = self._fused_work(rows, segments, plan, share)
-            return work.pieces(rates.fused_exposed_share, layers * rates.fused_latency_ns)
-        compute, memory, _, paged_reads, longest = self._sums(rows, segments, plan, share)
-        layers = self.model.layers
-        passes = [mode for mode in (_CASCADE, _DENSE) if mode in modes]
-        extra = 0.0
-        for mode in passes:
-            extra += max(compute[mode], memory[mode]) + self.pass_latency_ns(mode)
-        if passes:
-            extra += roofline.merge_ns(self.rates, self.heads, rows)
+        modes, layers, rates = plan.modes, self.model.layers, self.rates
+        passes, paged_reads, longest = self._sums(rows, segments, plan, share)
+        used = [mode for mode in (_CASCADE, _DENSE) if mode in modes]
+        if plan.launch is Launch.FUSED and used:
+            line = self.private_line(rows, paged_reads, share)
+            prefix_ns = layers * (sum(passes) + self._dense_launch_ns(plan))
+            latency_ns = layers * rates.fused_latency_ns
+            return overlapped(line, prefix_ns, rates.fused_exposed_share, latency_ns)
+        extra = sum([passes[mode] + self.pass_latency_ns(mode) for mode in used])
+        if used:
+            extra += roofline.merge_ns(rates, self.heads, rows)
         line = shifted(self.paged.line(rows), share, paged_reads, layers, extra)
         if not longest:
             return line

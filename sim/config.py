@@ -51,6 +51,11 @@ class ServerConfig(PoolConfig):
         return self.hot_tokens_of(self.size_tokens) if self.system == "granikv" else 0
 
     @property
+    def is_stock(self) -> bool:
+        """Whether decode attention is the stock engine's."""
+        return self.system != "granikv"
+
+    @property
     def dispatch_choice(self) -> DispatchChoice:
         """What the dispatcher is told: comparison systems have their own fixed answer."""
         fixed: dict[System, DispatchChoice] = {"sglang": "paged", "cascade": "cascade_global"}

@@ -109,6 +109,7 @@ def simulate(
         raise ConfigError(f"The simulation must end after 0 s, got {until_s}.")
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}.")
+    cost = cost.in_engine(config.is_stock)
     env = simpy.Environment(initial_time=0)
     dispatcher = Dispatcher(build_cost_table(cost), config.dispatch_choice, config.row_split)
     ended = dict.fromkeys(Status, 0)

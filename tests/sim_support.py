@@ -50,6 +50,9 @@ class ConstantCost(StepCost):
         total = EXTEND_NS + EXTEND_NS_PER_TOKEN * sum(extend_lens)
         return ExtendCost(total, 0.0, float(total), 0.0, 0.0)
 
+    def in_engine(self, is_stock: bool) -> StepCost:
+        return self
+
     def copy_ns(self, tokens: int) -> int:
         return COPY_NS_PER_TOKEN * tokens
 

@@ -8,11 +8,10 @@ import numpy as np
 import polars as pl
 
 from granikv.core.errors import ConfigError
-from granikv.cost_models.fit.extend_terms import find_extend_host, find_launch_floor
+from granikv.cost_models.fit.extend_terms import find_extend
 from granikv.cost_models.fit.held_out import summarise
 from granikv.cost_models.fit.recorded_steps import (
     RecordedRun,
-    predicted_ns,
     price_decodes,
     timed_steps,
 )
@@ -20,7 +19,7 @@ from granikv.cost_models.fit.result import held_out_error, rounded
 from granikv.cost_models.fit.step_terms import (
     Finding,
     apply,
-    find_fused,
+    find_attention,
     find_host,
     find_shared_pages,
 )
@@ -30,13 +29,16 @@ from granikv.cost_models.surface import FloatArray
 
 _WHAT = {
     "host_decode_ns": "what passes between a decode step's end on the GPU and the next one's start",
-    "host_decode_row_ns": "what each row adds to the time between two decode steps",
+    "private_latency_ns": "of a step without segments, what remains for each layer",
+    "private_row_ns": "what a row adds to a layer beyond its reads, sampling included",
+    "private_memory_efficiency": "what private tokens are read at, uneven rows and clocks under "
+    "load included",
     "fused_latency_ns": "what a fused launch takes beyond its work",
-    "fused_exposed_share": "what fused launches do not hide of the smaller of compute and memory "
-    "time, uneven rows and clocks under load included",
+    "fused_exposed_share": "what fused launches do not hide of the shorter of their passes over "
+    "prefixes and their private pass",
     "shared_page_cost": "the surface of kernel rows times one factor",
-    "host_extend_ns": "mean time between an extend step's end on the GPU and the decode step after",
-    "host_extend_layer_ns": "short extend steps wait for the host to launch their layers",
+    "host_extend_ns": "what an extend step takes whatever it computes",
+    "extend_step_efficiency": "share of its kernels' rates that an extend step reaches",
 }
 _NOTE = " Terms of whole steps rest on "
 _LEAST_ERROR, _ONE_RUN_ERROR = 0.05, 0.3
@@ -107,9 +109,8 @@ def _find(
     return (
         host,
         find_shared_pages(runs, decodes, apply(params, [host]), hardware),
-        find_fused(decodes),
-        find_extend_host(runs),
-        find_launch_floor(runs, params, hardware),
+        find_attention(decodes),
+        find_extend(runs, params, hardware),
     )
 
 
@@ -129,13 +130,13 @@ def _compared(
         "mode",
         "rows",
         measured_ns=pl.col("gpu_ns") + pl.col("gap_ns"),
-        before_ns=predicted_ns(steps, before),
+        before_ns=pl.col("predicted_ns"),
         after_ns=_predicted(runs, after, hardware),
     )
 
 
 def _predicted(runs: Sequence[RecordedRun], params: GpuParams, hardware: Hardware) -> FloatArray:
-    return predicted_ns(price_decodes(runs, params, hardware), params)
+    return price_decodes(runs, params, hardware)["predicted_ns"].to_numpy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +191,7 @@ def _described(
             if name == "shared_page_cost":
                 update["source"] += f"; {item.source}"
             else:
-                value = round(item.value, 3 if item.unit == "share" else 1)
+                value = round(item.value, 1 if item.unit == "ns" else 3)
                 without = [getattr(other.terms, name).value for other in others]
                 update |= {
                     "value": value,

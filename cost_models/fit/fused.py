@@ -32,7 +32,7 @@ class FusedFit:
 
     Attributes:
         latency_ns: fixed time of a launch.
-        exposed_share: of the smaller of compute and memory time, what a launch does not hide.
+        exposed_share: of the shorter of prefix and private passes, what a launch does not hide.
         spread: one sigma of what single calls would give for the latency, as a share of it.
         residual: median absolute relative error of calls.
         error: the same of calls predicted without any of their heads and prefix length.
@@ -71,37 +71,33 @@ def fit_fused(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> Fus
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Of each call in one layer, `FusedWork.parts_ns`."""
+    """Of each call in one layer, the longer and the shorter of `StepCost.fused_parts_ns`."""
 
-    greater_ns: FloatArray
-    smaller_ns: FloatArray
-    one_by_one_ns: FloatArray
+    longer_ns: FloatArray
+    shorter_ns: FloatArray
 
     @classmethod
     def of(cls, calls: pl.DataFrame, params: GpuParams, hardware: Hardware) -> "_Parts":
         """By these parameters, as dense calls."""
         parts = [
-            cost.fused_work(shape, plan).parts_ns(shape.private_tokens)
+            sorted(cost.fused_parts_ns(shape, plan), reverse=True)
             for cost, shape, plan in _steps(calls, params, hardware, Mode.DENSE)
         ]
         return cls(*(np.array(parts) / load_model(_MODEL).layers).T)
 
     def take(self, chosen: NDArray[np.bool_]) -> "_Parts":
         """Some of the calls."""
-        return _Parts(self.greater_ns[chosen], self.smaller_ns[chosen], self.one_by_one_ns[chosen])
+        return _Parts(self.longer_ns[chosen], self.shorter_ns[chosen])
 
     def fit(self, measured: FloatArray) -> FloatArray:
-        """Latency in ns and exposed share; that a launch takes at most its passes one by one is
-        left out, so that both are factors of a sum.
-        """
-        columns = (1 / measured, self.smaller_ns / measured)
-        target = 1 - self.greater_ns / measured
+        """Latency in ns and exposed share."""
+        columns = (1 / measured, self.shorter_ns / measured)
+        target = 1 - self.longer_ns / measured
         return bounded_fit(columns, target, _SOFTNESS, (np.inf, 1.0))
 
     def ns(self, found: FloatArray) -> FloatArray:
         """Time of each call."""
-        work = self.greater_ns + found[1] * self.smaller_ns
-        return np.asarray(found[0] + np.minimum(work, self.one_by_one_ns))
+        return np.asarray(found[0] + self.longer_ns + found[1] * self.shorter_ns)
 
 
 @dataclass(frozen=True, slots=True)

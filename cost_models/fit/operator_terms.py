@@ -43,9 +43,8 @@ def _fused_items(dense: pl.DataFrame, params: GpuParams, hardware: Hardware) -> 
         "provenance": "fitted",
         "source": f"{own_rows.source_of(dense)}: the fastest overlapped call of GraniKV's whole "
         f"operator (one launch, or two passes side by side) on each of {fit.rows} batches, all "
-        "dense: its launch, and of the smaller of predicted compute and memory time what it does "
-        "not hide, fitted together. Private work is predicted as FA3's pass takes it: the "
-        "format has no term for ours, so these two take up the difference. It is the error of "
+        "dense: its launch, and of the shorter of its passes over prefixes and its private pass "
+        "what it does not hide, fitted together. It is the error of "
         f"whole calls that is given: {fit.residual:.1%} in the median; {error.median:.1%} "
         f"(p90 {error.p90:.1%}) without a batch's heads and length",
         "rows_used": fit.rows,

@@ -17,16 +17,18 @@ from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.models import ModelShape
 from granikv.cost_models.params import GpuParams
 from granikv.cost_models.step import StepCost
-from granikv.cost_models.surface import FloatArray
 
 UNSHARED = "unshared"  # the mode of a step without shared segments
 _PARTS = {
     "mode": pl.String(),
     "length": pl.Int64(),
-    "kernels_ns": pl.Float64(),
-    "launches": pl.Int64(),
-    "exposed_ns": pl.Float64(),
-    "most_ns": pl.Float64(),
+    "predicted_ns": pl.Float64(),
+    "other_ns": pl.Float64(),
+    "layers": pl.Int64(),
+    "prefix_ns": pl.Float64(),
+    "token_ns": pl.Float64(),
+    "is_fused": pl.Boolean(),
+    "is_fitted": pl.Boolean(),
 }
 
 
@@ -36,13 +38,16 @@ class RecordedRun:
 
     Attributes:
         name: of the run, for tables and provenance.
-        steps: rows of `steps.parquet` (schema in `granikv.traces.records`).
+        steps: rows of `steps.parquet` (schema in `granikv.traces.records`); of a stock server with
+            what rows share filled in.
+        is_stock: whether decode attention was SGLang's own.
     """
 
     name: str
     model: ModelShape
     tp: int
     steps: pl.DataFrame
+    is_stock: bool = False
 
 
 def timed_steps(run: RecordedRun, kind: str) -> pl.DataFrame:
@@ -69,23 +74,12 @@ def price_decodes(
     """Every timed decode step of all runs with its parts by these parameters.
 
     Added columns: `mode` (of all its segments, or `mixed`, or `unshared`), `length` of the longest
-    segment, `kernels_ns` (nothing exposed, without fused latency and host time), `launches` (fused
-    ones), `exposed_ns`, the smaller of compute and memory time of those, and `most_ns`, what can be
-    exposed at most. Steps under a row split are left out: there, what a launch hides is no sum.
+    segment, `predicted_ns`, and for a fit of GraniKV's attention `other_ns` (matrix products and
+    collectives), `layers`, `prefix_ns` (passes over prefixes, all layers), `token_ns` (all layers'
+    private reads at the peak) and `is_fused`; `is_fitted` where these are the whole step. Steps
+    under a row split are left out.
     """
     return pl.concat([_priced(run, params, hardware) for run in runs])
-
-
-def predicted_ns(steps: pl.DataFrame, params: GpuParams) -> FloatArray:
-    """Time of priced steps by `params`, which may differ from what priced them in fused and host
-    terms.
-    """
-    terms = params.terms
-    names = ("rows", "kernels_ns", "launches", "exposed_ns", "most_ns")
-    rows, kernels, launches, exposed, most = (steps[name].to_numpy() for name in names)
-    host = terms.host_decode_ns.value + terms.host_decode_row_ns.value * rows
-    exposed = np.minimum(terms.fused_exposed_share.value * exposed, most)
-    return np.asarray(kernels + host + terms.fused_latency_ns.value * launches + exposed)
 
 
 def _priced(run: RecordedRun, params: GpuParams, hardware: Hardware) -> pl.DataFrame:
@@ -94,25 +88,32 @@ def _priced(run: RecordedRun, params: GpuParams, hardware: Hardware) -> pl.DataF
         lambda text: not json.loads(text)["row_split"], return_dtype=pl.Boolean
     )
     steps = steps.filter(is_whole)
-    cost = StepCost(params, run.model, hardware, run.tp)
+    cost = StepCost(params, run.model, hardware, run.tp, is_stock=run.is_stock)
     parts = [_parts_of(step, cost) for step in steps.iter_rows(named=True)]
     return steps.hstack(pl.DataFrame(parts, schema=_PARTS, orient="row"))
 
 
-def _parts_of(step: dict[str, Any], cost: StepCost) -> tuple[str, int, float, int, float, float]:
+def _parts_of(step: dict[str, Any], cost: StepCost) -> tuple[Any, ...]:
     """The columns of `_PARTS`."""
     shape, plan = _shape_and_plan(step, cost)
     modes = set(plan.modes)
     name = UNSHARED if not modes else "mixed" if len(modes) > 1 else min(modes).name.lower()
     length = max([segment.length for segment in shape.segments], default=0)
     line = cost.decode(shape, plan)
-    if plan.launch is not Launch.FUSED or not modes - {Mode.PAGED}:
-        kernels = line.ns(shape.private_tokens) - line.host_ns
-        return name, length, kernels, 0, 0.0, 0.0
-    parts = cost.fused_work(shape, plan).parts_ns(shape.private_tokens)
-    greater, smaller, one_by_one = parts
-    kernels = line.gemm_ns + line.collective_ns + greater
-    return name, length, kernels, cost.model.layers, smaller, one_by_one - greater
+    is_fused = plan.launch is Launch.FUSED and bool(modes - {Mode.PAGED})
+    prefix_ns = cost.fused_parts_ns(shape, plan)[0] if is_fused else 0.0
+    token_ns = shape.private_tokens * cost.model.layers * cost.heads.kv_bytes
+    return (
+        name,
+        length,
+        float(line.ns(shape.private_tokens)),
+        line.gemm_ns + line.collective_ns,
+        cost.model.layers,
+        prefix_ns,
+        token_ns / (cost.hardware.hbm_bytes_per_s * 1e-9),
+        is_fused,
+        not cost.is_stock and Mode.PAGED not in modes and (is_fused or not modes),
+    )
 
 
 def _shape_and_plan(step: dict[str, Any], cost: StepCost) -> tuple[StepShape, StepPlan]:

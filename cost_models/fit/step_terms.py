@@ -5,20 +5,27 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
+from scipy.optimize import least_squares
 
 from granikv.core.step import Mode
 from granikv.cost_models.fit.fused import with_values
-from granikv.cost_models.fit.recorded_steps import RecordedRun, predicted_ns, price_decodes
+from granikv.cost_models.fit.recorded_steps import RecordedRun, price_decodes
 from granikv.cost_models.fit.robust import bounded_fit
 from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.params import GpuParams
+from granikv.cost_models.surface import FloatArray
 
 LEAST_STEPS = 50  # fewer of a kind say nothing
 SHARED_PAGES = Mode.PAGED.name.lower()
-_SOFTNESS = 0.05  # relative error of a step from which it counts less
+_SOFTNESS = 0.02  # relative error of a step from which it counts less
 _GAP_SOFTNESS = 1e-3  # the same of a gap, as a share of its step
 _SHARED_FACTORS = np.geomspace(0.5, 2.0, 57)
-_KIND = ("run", "mode", "launches", "length")
+_KIND = ("run", "mode", "is_fused", "length")
+_SWEEPS = 12
+_FEW = 20
+# Of the numbers of `find_attention`, so that the solver sees numbers of one size.
+_ATTENTION_SCALE = np.array([9000.0, 40.0, 1.2, 14000.0, 0.6])
+_ATTENTION_MOST = np.array([np.inf, np.inf, 5.0, np.inf, 1.0]) / _ATTENTION_SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +47,7 @@ class Finding:
 
 
 def find_host(decodes: pl.DataFrame) -> Finding:
-    """Host time of a step and of each row: what passes between two steps, which never is negative.
+    """Host time of a step: what passes between two steps, which never is negative.
 
     Args:
         decodes: of `price_decodes`.
@@ -48,30 +55,62 @@ def find_host(decodes: pl.DataFrame) -> Finding:
     if decodes.height < LEAST_STEPS:
         text = f"Host time of a decode step is kept: only {decodes.height} timed steps."
         return Finding({}, decodes.height, text)
-    gpu, gap, rows = (decodes[name].to_numpy() for name in ("gpu_ns", "gap_ns", "rows"))
-    found = bounded_fit((1 / gpu, rows / gpu), gap / gpu, _GAP_SOFTNESS, (np.inf, np.inf))
-    names = ("host_decode_ns", "host_decode_row_ns")
-    return Finding(dict(zip(names, found.tolist(), strict=True)), decodes.height)
+    gpu, gap = (decodes[name].to_numpy() for name in ("gpu_ns", "gap_ns"))
+    found = bounded_fit((1 / gpu,), gap / gpu, _GAP_SOFTNESS, (np.inf,))
+    return Finding({"host_decode_ns": float(found[0])}, decodes.height)
 
 
-def find_fused(decodes: pl.DataFrame) -> Finding:
-    """Latency and exposed share of a fused launch, by robust least squares of relative error.
+def find_attention(decodes: pl.DataFrame) -> Finding:
+    """GraniKV's private pass and fused launch, by robust least squares of relative error.
 
-    All steps of one kind (run, mode, length and octaves of rows and private tokens) count together
-    as much as one of them takes: an hour of one batch is no more evidence than a minute of it.
+    A step without segments is `other + layers * (latency + row * rows) + reads / efficiency`, a
+    fused one `other + layers * fused latency` and the longer of its passes over prefixes and its
+    private pass without its launch, and a share of the shorter one. All steps of one kind (run,
+    mode, length and octaves of rows and private tokens) count together as one: an hour of a batch
+    is no more evidence than a minute of it. Kinds of a few steps, between two batches, count not.
     """
-    fused = decodes.filter(pl.col("launches") > 0)
-    if fused.height < LEAST_STEPS:
-        text = f"Latency and overlap of a fused launch are kept: only {fused.height} such steps."
-        return Finding({}, fused.height, text)
     octaves = [pl.col(name).log(2.0).floor() for name in ("rows", "private_tokens")]
-    alike = fused.select(pl.len().over(*_KIND, *octaves)).to_series().to_numpy()
-    gpu, kernels = fused["gpu_ns"].to_numpy(), fused["kernels_ns"].to_numpy()
-    launches, exposed = fused["launches"].to_numpy(), fused["exposed_ns"].to_numpy()
-    columns = (launches / gpu, exposed / gpu)
-    found = bounded_fit(columns, 1 - kernels / gpu, _SOFTNESS, (np.inf, 1.0), gpu / alike)
-    names = ("fused_latency_ns", "fused_exposed_share")
-    return Finding(dict(zip(names, found.tolist(), strict=True)), fused.height)
+    alike = pl.len().over(*_KIND, *octaves)
+    steps = decodes.filter("is_fitted").with_columns(alike=alike).filter(pl.col("alike") >= _FEW)
+    fused = steps.filter("is_fused").height
+    if min(fused, steps.height - fused) < LEAST_STEPS:
+        text = (
+            f"Private pass and fused launch are kept: only {steps.height - fused} steps without "
+            f"segments and {fused} fused ones."
+        )
+        return Finding({}, steps.height, text)
+    names = ("gpu_ns", "other_ns", "layers", "rows", "prefix_ns", "token_ns")
+    gpu, other, layers, rows, prefix, reads = (
+        steps[name].to_numpy().astype(np.float64) for name in names
+    )
+    is_fused, weight = steps["is_fused"].to_numpy(), 1 / np.sqrt(steps["alike"].to_numpy())
+
+    def error(x: FloatArray) -> FloatArray:
+        latency, row, stretch, fused_latency, share = x * _ATTENTION_SCALE
+        private = layers * row * (rows - 1) + reads * stretch
+        alone = layers * (latency + row) + private
+        both = np.maximum(prefix, private) + share * np.minimum(prefix, private)
+        attention = np.where(is_fused, layers * fused_latency + both, alone)
+        return np.asarray((other + attention) / gpu - 1)
+
+    # Huber's loss of the error itself: a point's weight is what it counts, not what it is off.
+    found = np.ones(len(_ATTENTION_SCALE))
+    trust = np.ones(len(gpu))
+    bounds = (np.array([0.0, 0.0, 1.0, 0.0, 0.0]) / _ATTENTION_SCALE, _ATTENTION_MOST)
+    scale = weight / np.sqrt((weight**2).mean())
+    for _ in range(_SWEEPS):
+        root = scale * np.sqrt(trust)
+        found = least_squares(lambda x, root=root: root * error(x), found, bounds=bounds).x
+        trust = np.minimum(1.0, _SOFTNESS / np.maximum(np.abs(error(found)), 1e-12))
+    latency, row, stretch, fused_latency, share = found * _ATTENTION_SCALE
+    values = {
+        "private_latency_ns": latency,
+        "private_row_ns": row,
+        "private_memory_efficiency": 1 / stretch,
+        "fused_latency_ns": fused_latency,
+        "fused_exposed_share": share,
+    }
+    return Finding({name: float(value) for name, value in values.items()}, steps.height)
 
 
 def find_shared_pages(
@@ -93,7 +132,7 @@ def find_shared_pages(
     for factor in _SHARED_FACTORS.tolist():
         scaled = with_shared_factor(params, factor)
         steps = price_decodes(chosen, scaled, hardware)
-        error = np.abs(predicted_ns(steps, scaled) / (steps["gpu_ns"] + steps["gap_ns"]) - 1)
+        error = np.abs(steps["predicted_ns"] / (steps["gpu_ns"] + steps["gap_ns"]) - 1)
         errors.append(float(np.median(error)))
     best = float(_SHARED_FACTORS[int(np.argmin(errors))])
     return Finding({"shared_page_cost": best}, paged.height)

@@ -64,18 +64,15 @@ def command(
 
 def _read(folder: Path, gpu: str) -> "RecordedRun":
     """The steps of a live server's run records."""
-    from granikv.cost_models.catalog import shipped_names
     from granikv.cost_models.fit.recorded_steps import RecordedRun
     from granikv.cost_models.models import load_model
-    from granikv.traces.records import read_run
+    from granikv.validate.compare.live_run import read_live
+    from granikv.validate.compare.shared_reads import SharedReads
 
-    run = read_run(folder)
-    if run.header.kind != "live":
-        raise ConfigError(f"{folder} is a simulated run; give recorded ones of live servers.")
-    is_shipped = gpu in shipped_names("hardware", ".yaml")
-    if is_shipped and gpu.split("-")[0].upper() not in run.header.gpu.upper():
+    run = read_live(folder)
+    if run.gpu != gpu:
         raise ConfigError(f"{folder} was recorded on {run.header.gpu}, not on {gpu}; give others.")
-    steps = run.steps.collect()
-    if steps.is_empty():
+    if run.steps.is_empty():
         raise ConfigError(f"{folder} has no recorded steps; give runs of a server that recorded.")
-    return RecordedRun(folder.name, load_model(run.header.model), run.header.tp, steps)
+    steps = SharedReads.of(run).filled(run.steps)
+    return RecordedRun(run.name, load_model(run.header.model), run.tp, steps, run.is_stock)

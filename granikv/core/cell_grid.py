@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from granikv.core.cost_table import CostTable
 from granikv.core.step import Segment
 
-# Lagrange weights between compute (1) and memory (0) of a fused launch. The fused time is the
-# greater of two sums, compute and memory, each with the exposed share of the other: its minimiser
+# Lagrange weights between prefix (1) and private (0) time of a fused launch. The fused time is the
+# greater of two sums, prefix and private, each with the exposed share of the other: its minimiser
 # over independent per-segment choices is found by weighting the two sums, and nine weights bracket
 # every crossover of three modes closely enough.
 _N_WEIGHTS = 9
@@ -56,9 +56,9 @@ class CellGrid:
         self.has_collectives = bool(table.collective_ns.max() > 0)
         lengths = 2.0 ** ((np.arange(_LENGTH_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
         rows = 2.0 ** ((np.arange(_ROW_CELLS) + 0.5) / _STEPS_PER_OCTAVE)
-        hot = [self._resample(part, lengths, rows) for part in (table.compute_ns, table.memory_ns)]
+        hot = [self._resample(part, lengths, rows) for part in (table.prefix_ns, table.private_ns)]
         cold = [np.broadcast_to(part[:1], part.shape) for part in hot]
-        self.compute, self.memory = (
+        self.prefix, self.private = (
             np.concatenate(pair, axis=1) for pair in zip(hot, cold, strict=True)
         )
         self._choose()
@@ -78,62 +78,75 @@ class CellGrid:
         return out.reshape(3, -1)
 
     def _choose(self) -> None:
-        count = self.compute.shape[1]
+        count = self.prefix.shape[1]
         cells = np.arange(count)
         mode = np.arange(3)[:, None]
         is_hot = cells[None, :] < count // 2
-        alone = np.maximum(self.compute, self.memory)
+        alone = self.prefix + self.private  # one of them is zero
         self.serial_modes = [
             np.where((mode == 0) | (is_hot & np.isin(mode, used)), alone, np.inf).argmin(axis=0)
             for used in _SERIAL_MODES
         ]
         weights, exposed = _WEIGHTS[:, None, None], self._table.fused_exposed_share
-        scores = (weights + (1 - weights) * exposed) * self.compute
-        scores += (1 - weights + weights * exposed) * self.memory
+        scores = (weights + (1 - weights) * exposed) * self.prefix
+        scores += (1 - weights + weights * exposed) * self.private
         weighted = np.where((mode == 0) | is_hot, scores, np.inf).argmin(axis=1)
         only = [np.where(is_hot[0], fixed, 0) for fixed in (1, 2)]
         self.fused_modes = [*weighted, *only]
         # One gather and one sum over a step's segments give every term that `_cheapest` compares.
-        columns = [self.compute[0], self.memory[0]]
+        columns = [self.private[0]]
         for modes in self.serial_modes:
             columns += [alone[modes, cells], modes == 1, modes == 2]
-        columns += [self.compute[modes, cells] for modes in self.fused_modes]
-        columns += [self.memory[modes, cells] for modes in self.fused_modes]
+        columns += [self.prefix[modes, cells] for modes in self.fused_modes]
+        columns += [self.private[modes, cells] for modes in self.fused_modes]
+        columns += [modes == 2 for modes in self.fused_modes]
         self.packed = np.column_stack(columns)
 
     def refine(
-        self, cells: NDArray[np.intp], modes: NDArray[np.intp], private_c: float, private_m: float
+        self, cells: NDArray[np.intp], modes: NDArray[np.intp], own_private_ns: float
     ) -> tuple[NDArray[np.intp], float]:
         """Change one segment's mode at a time while that lowers the fused time of both sums.
 
         Ends with at least one segment that is not paged, if any is HOT: an all-paged step is the
         stock engine's and is never launched fused.
         """
-        overlapped_ns = self._table.overlapped_ns
-        hot = [place for place, cell in enumerate(cells) if cell < self.compute.shape[1] // 2]
-        compute: list[list[float]] = self.compute[:, cells].tolist()
-        memory: list[list[float]] = self.memory[:, cells].tolist()
+        hot = [place for place, cell in enumerate(cells) if cell < self.prefix.shape[1] // 2]
+        prefix: list[list[float]] = self.prefix[:, cells].tolist()
+        private: list[list[float]] = self.private[:, cells].tolist()
         chosen: list[int] = modes.tolist()
-        total_c = private_c + sum([compute[mode][i] for i, mode in enumerate(chosen)])
-        total_m = private_m + sum([memory[mode][i] for i, mode in enumerate(chosen)])
+        prefix_ns = sum([prefix[mode][i] for i, mode in enumerate(chosen)])
+        private_ns = own_private_ns + sum([private[mode][i] for i, mode in enumerate(chosen)])
+        n_dense = chosen.count(2)
         while hot:
             is_paged = not any(chosen)
-            best_ns = math.inf if is_paged else overlapped_ns(total_c, total_m)
+            best_ns = math.inf if is_paged else self.fused_ns(prefix_ns, private_ns, n_dense)
             flip = None
             for i in hot:
-                rest_c = total_c - compute[chosen[i]][i]
-                rest_m = total_m - memory[chosen[i]][i]
+                rest_prefix = prefix_ns - prefix[chosen[i]][i]
+                rest_private = private_ns - private[chosen[i]][i]
+                rest_dense = n_dense - (chosen[i] == 2)
                 for mode in range(1, 3) if is_paged else range(3):
-                    time_ns = overlapped_ns(rest_c + compute[mode][i], rest_m + memory[mode][i])
+                    time_ns = self.fused_ns(
+                        rest_prefix + prefix[mode][i],
+                        rest_private + private[mode][i],
+                        rest_dense + (mode == 2),
+                    )
                     if time_ns < best_ns * (1 - 1e-9):
                         best_ns, flip = time_ns, (i, mode)
             if flip is None or (flip[1] == 0 and sum(map(bool, chosen)) == 1):
                 break
             i, mode = flip
-            total_c += compute[mode][i] - compute[chosen[i]][i]
-            total_m += memory[mode][i] - memory[chosen[i]][i]
+            prefix_ns += prefix[mode][i] - prefix[chosen[i]][i]
+            private_ns += private[mode][i] - private[chosen[i]][i]
+            n_dense += (mode == 2) - (chosen[i] == 2)
             chosen[i] = mode
-        return np.array(chosen, np.intp), overlapped_ns(total_c, total_m)
+        return np.array(chosen, np.intp), self.fused_ns(prefix_ns, private_ns, n_dense)
+
+    def fused_ns(self, prefix_ns: float, private_ns: float, n_dense: float) -> float:
+        """Time of a fused launch without its latency; a dense pass has one of its own."""
+        if n_dense:
+            prefix_ns += self.pass_latency_ns[2]
+        return self._table.overlapped_ns(prefix_ns, private_ns)
 
     def cells(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
         """Index of the cell that holds each segment's (length, rows)."""

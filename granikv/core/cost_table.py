@@ -14,7 +14,7 @@ from granikv.core.errors import ConfigError
 
 FloatArray = NDArray[np.float64]
 
-_FORMAT = "granikv-cost-table-2"
+_FORMAT = "granikv-cost-table-3"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,23 +22,22 @@ class CostTable:
     """Times in ns for one GPU, model and tensor-parallel degree.
 
     Attention times are for one layer, `gemm_ns` and `collective_ns` for the whole step (all
-    layers). The first axis of `compute_ns` and `memory_ns` is `Mode`. A pass alone takes
-    `max(compute, memory)`; in a fused launch the sums over all segments and the private part
-    overlap but for an exposed share of the smaller one, so a step's attention takes
-    `max(sum compute, sum memory) + share * min(sum compute, sum memory)`, at most what the passes
-    one after the other take, and segments are not separable.
+    layers). The first axis of `prefix_ns` and `private_ns` is `Mode`. A segment takes time of its
+    own (cascade, dense) or in the private pass (paged). One after the other both add up; in a fused
+    launch they overlap but for an exposed share of the shorter one, so a step's attention takes
+    `max(sum prefix, sum private) + share * min(sum prefix, sum private)`, and segments are not
+    separable. Dense passes bring their latency along, in whatever launch.
 
     Attributes:
         rows: int64 `[R]`, ascending row counts of the grid.
         lengths: int64 `[L]`, ascending segment lengths in tokens.
-        compute_ns: `[3, L, R]`, tensor-core time of a segment pass.
-        memory_ns: `[3, L, R]`, HBM or L2 time of a segment pass.
+        prefix_ns: `[3, L, R]`, time of a segment's own pass; zero for a paged one.
+        private_ns: `[3, L, R]`, time of a segment in the private pass; zero but for a paged one.
         pass_latency_ns: `[3]`, fixed time of one two-call pass in that mode.
-        private_compute_ns_per_token: tensor-core time of one private token.
-        private_memory_ns_per_token: `[R]`, HBM time of one private token when that many rows run.
+        private_ns_per_token: `[R]`, time of one private token when that many rows run.
         private_latency_ns: fixed time of the private pass.
         fused_latency_ns: fixed time of one fused launch; None when no fused kernel is modelled.
-        fused_exposed_share: share of the smaller sum that a fused launch does not hide, 0 to 1.
+        fused_exposed_share: share of the shorter sum that a fused launch does not hide, 0 to 1.
         merge_ns: `[R]`, merging two partial results of that many rows.
         gemm_ns: `[R]`, all matrix products of a step.
         collective_ns: `[R]`, all collectives of a step (zero for one GPU).
@@ -50,11 +49,10 @@ class CostTable:
 
     rows: NDArray[np.int64]
     lengths: NDArray[np.int64]
-    compute_ns: FloatArray
-    memory_ns: FloatArray
+    prefix_ns: FloatArray
+    private_ns: FloatArray
     pass_latency_ns: FloatArray
-    private_compute_ns_per_token: float
-    private_memory_ns_per_token: FloatArray
+    private_ns_per_token: FloatArray
     private_latency_ns: float
     fused_latency_ns: float | None
     fused_exposed_share: float
@@ -80,10 +78,10 @@ class CostTable:
                     f"{name} must be at least two ascending positive integers, got {axis!r}"
                 )
         for name, shape in (
-            ("compute_ns", (3, *grid)),
-            ("memory_ns", (3, *grid)),
+            ("prefix_ns", (3, *grid)),
+            ("private_ns", (3, *grid)),
             ("pass_latency_ns", (3,)),
-            ("private_memory_ns_per_token", (grid[1],)),
+            ("private_ns_per_token", (grid[1],)),
             ("merge_ns", (grid[1],)),
             ("gemm_ns", (grid[1],)),
             ("collective_ns", (grid[1],)),
@@ -100,19 +98,20 @@ class CostTable:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
-        for name in ("private_compute_ns_per_token", "private_latency_ns"):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value >= 0:
-                raise ValueError(f"{name} must be a number and not negative, got {value!r}")
+        latency = self.private_latency_ns
+        if not isinstance(latency, int | float) or not latency >= 0:
+            raise ValueError(
+                f"private_latency_ns must be a number and not negative, got {latency!r}"
+            )
         share = self.fused_exposed_share
         if not isinstance(share, int | float) or not 0 <= share <= 1:
             raise ValueError(f"fused_exposed_share must be a number from 0 to 1, got {share!r}")
 
-    def overlapped_ns(self, compute_ns: float, memory_ns: float) -> float:
-        """Time of both sums in one fused launch, without its latency and before that limit."""
-        if compute_ns > memory_ns:
-            return compute_ns + self.fused_exposed_share * memory_ns
-        return memory_ns + self.fused_exposed_share * compute_ns
+    def overlapped_ns(self, prefix_ns: float, private_ns: float) -> float:
+        """Time of both sums in one fused launch, without its latency."""
+        if prefix_ns > private_ns:
+            return prefix_ns + self.fused_exposed_share * private_ns
+        return private_ns + self.fused_exposed_share * prefix_ns
 
     def save(self, path: Path) -> None:
         """Write the table as JSON; `load` gives it back bit for bit."""

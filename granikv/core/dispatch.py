@@ -118,32 +118,29 @@ class Dispatcher:
         """The launch with the smaller predicted time for modes that a rule has chosen."""
         if self.table.fused_latency_ns is None or all(mode == Mode.PAGED for mode in modes):
             return Launch.TWO_CALL
-        cells = self._grid.cells(shape.segments)
-        chosen = (np.asarray(modes, np.intp), cells)
-        compute, memory = self._grid.compute[chosen], self._grid.memory[chosen]
-        private_c, private_m = self._private_ns(shape)
-        overlapped_ns = self.table.overlapped_ns(
-            float(compute.sum()) + private_c, float(memory.sum()) + private_m
-        )
-        one_by_one_ns = float(np.maximum(compute, memory).sum()) + max(private_c, private_m)
-        fused = self.table.fused_latency_ns + min(overlapped_ns, one_by_one_ns)
-        two_call = self._two_call_ns(shape, np.maximum(compute, memory), np.asarray(modes))
-        return Launch.FUSED if fused <= two_call else Launch.TWO_CALL
+        chosen = (np.asarray(modes, np.intp), self._grid.cells(shape.segments))
+        prefix_ns = float(self._grid.prefix[chosen].sum())
+        private_ns = float(self._grid.private[chosen].sum()) + self._private_ns(shape)
+        table = self.table
+        fused_ns = table.fused_latency_ns
+        fused_ns += self._grid.fused_ns(prefix_ns, private_ns, modes.count(Mode.DENSE))
+        used = (mode for mode in (1, 2) if mode in modes)
+        two_call_ns = prefix_ns + private_ns + table.private_latency_ns
+        two_call_ns += sum(float(table.pass_latency_ns[mode]) for mode in used)
+        two_call_ns += self._grid.at_rows(table.merge_ns, shape.rows)
+        return Launch.FUSED if fused_ns <= two_call_ns else Launch.TWO_CALL
 
     def _cheapest(self, shape: StepShape) -> StepPlan:
         grid, table = self._grid, self.table
         cells = grid.cells(shape.segments)
         sums: list[float] = grid.packed.take(cells, axis=0).sum(axis=0).tolist()
-        private_c, private_m = self._private_ns(shape)
-        paged_c, paged_m = sums[0], sums[1]
-        best_ns = table.private_latency_ns + max(paged_c + private_c, paged_m + private_m)
+        private_ns = self._private_ns(shape)
+        best_ns = table.private_latency_ns + sums[0] + private_ns
         modes, launch = None, Launch.TWO_CALL
 
-        private_ns = max(private_c, private_m)
         after_ns = private_ns + table.private_latency_ns + grid.at_rows(table.merge_ns, shape.rows)
-        fused_latency_ns = math.inf if table.fused_latency_ns is None else table.fused_latency_ns
         for choice in range(N_SERIAL):
-            pass_ns, n_cascade, n_dense = sums[2 + 3 * choice : 5 + 3 * choice]
+            pass_ns, n_cascade, n_dense = sums[1 + 3 * choice : 4 + 3 * choice]
             if not n_cascade and not n_dense:
                 continue
             serial_ns = pass_ns + after_ns
@@ -151,48 +148,31 @@ class Dispatcher:
             serial_ns += grid.pass_latency_ns[2] if n_dense else 0.0
             if serial_ns < best_ns:
                 best_ns, modes = serial_ns, grid.serial_modes[choice].take(cells)
-                launch = Launch.TWO_CALL
-            # A launch that overlaps badly still takes no longer than its passes one by one.
-            if fused_latency_ns + pass_ns + private_ns < best_ns:
-                best_ns = fused_latency_ns + pass_ns + private_ns
-                modes, launch = grid.serial_modes[choice].take(cells), Launch.FUSED
 
         if table.fused_latency_ns is not None:
-            first = 2 + 3 * N_SERIAL
-            compute, memory = sums[first : first + N_FUSED], sums[first + N_FUSED :]
+            first = 1 + 3 * N_SERIAL
+            prefix, private, dense = (
+                sums[first + N_FUSED * part : first + N_FUSED * (part + 1)] for part in range(3)
+            )
             fused_ns = [
-                table.overlapped_ns(c + private_c, m + private_m)
-                for c, m in zip(compute, memory, strict=True)
+                grid.fused_ns(own_pass, paged + private_ns, n_dense)
+                for own_pass, paged, n_dense in zip(prefix, private, dense, strict=True)
             ]
             chosen = min(range(N_FUSED), key=fused_ns.__getitem__)
             fused_modes, refined_ns = grid.fused_modes[chosen].take(cells), fused_ns[chosen]
             if len(cells) <= _REFINED_SEGMENTS:
-                fused_modes, refined_ns = grid.refine(cells, fused_modes, private_c, private_m)
+                fused_modes, refined_ns = grid.refine(cells, fused_modes, private_ns)
             if table.fused_latency_ns + refined_ns < best_ns:
                 modes, launch = fused_modes, Launch.FUSED
         if modes is None or not modes.any():
             return StepPlan((Mode.PAGED,) * len(shape.segments))
         return StepPlan(tuple(map(_MODES.__getitem__, modes.tolist())), launch)
 
-    def _private_ns(self, shape: StepShape) -> tuple[float, float]:
-        """Compute and memory time of the private pass, at the middle of its tokens' bucket."""
+    def _private_ns(self, shape: StepShape) -> float:
+        """Time of the private pass, at the middle of its tokens' bucket."""
         bucket = bucket_of(shape.private_tokens)
         tokens = math.sqrt(bucket_start(bucket) * bucket_start(bucket + 1))
-        memory_rate = self._grid.at_rows(self.table.private_memory_ns_per_token, shape.rows)
-        return tokens * self.table.private_compute_ns_per_token, tokens * memory_rate
-
-    def _two_call_ns(
-        self, shape: StepShape, pass_ns: NDArray[np.float64], modes: NDArray[np.intp]
-    ) -> float:
-        """Passes one after another: shared segments by mode, the private pass, the merge."""
-        table = self.table
-        shared = modes != 0
-        paged_ns = float(pass_ns[~shared].sum()) + max(self._private_ns(shape))
-        latency = table.private_latency_ns + sum(
-            float(table.pass_latency_ns[mode]) for mode in (1, 2) if bool((modes == mode).any())
-        )
-        merge = self._grid.at_rows(table.merge_ns, shape.rows) if bool(shared.any()) else 0.0
-        return paged_ns + float(pass_ns[shared].sum()) + latency + merge
+        return tokens * self._grid.at_rows(self.table.private_ns_per_token, shape.rows)
 
     def _with_row_split(self, shape: StepShape, plan: StepPlan) -> StepPlan:
         """Split a communication-bound step when hiding collectives pays for reading the weights
@@ -214,12 +194,14 @@ class Dispatcher:
         collectives = grid.at_rows(table.collective_ns, burst) + grid.at_rows(
             table.collective_ns, follow
         )
-        # Every segment is read by both halves: charge its pass twice when it is memory-bound.
+        # Every segment is read by both halves: each costs its pass over half of the rows.
         rereads = 0.0
         if shape.segments:
             modes = np.asarray(plan.modes, np.intp)
-            memory = grid.memory[modes, self._grid.cells(shape.segments)]
-            rereads = float(memory[modes != 0].sum()) * table.num_layers
+            halves = tuple(s._replace(rows=max(1, s.rows // 2)) for s in shape.segments)
+            whole_ns = grid.prefix[modes, grid.cells(shape.segments)]
+            half_ns = grid.prefix[modes, grid.cells(halves)]
+            rereads = float((2 * half_ns - whole_ns).clip(0.0).sum()) * table.num_layers
         if self.row_split == "always" or max(compute + rereads, collectives) < whole:
             return StepPlan(plan.modes, plan.launch, (burst, follow))
         return plan

@@ -123,6 +123,7 @@ def run_cell(task: PlanTask, cell: Cell, records: Path | None = None) -> CellRes
         update={"system": cell.system}
         | ({} if cell.hot_fraction is None else {"hot_fraction": cell.hot_fraction})
     )
+    cost = cost.in_engine(server.is_stock)
     if records is None:
         sink = MemorySink()
         outcome = simulate(requests, server, cost, sink, replicas=cell.replicas, router=task.router)

@@ -32,6 +32,7 @@ _COVERAGE = {
 _TERM_NAMES = {
     "gemm": "matrix products",
     "paged": "paged attention",
+    "private_memory_efficiency": "private tokens",
     "shared_page_cost": "shared pages",
     "extend": "prefill attention",
     "dense": "dense prefix pass",

@@ -114,7 +114,8 @@ def window_of(run: LiveRun) -> tuple[int, int] | None:
 def _report(run: LiveRun, params: GpuParams | None) -> RunReport:
     cost = cost_of(run.header.model, run.gpu, run.tp, params)
     window = window_of(run)
-    steps = step_times(run, cost) if run.steps.height else None
+    engine_cost = cost.in_engine(run.is_stock)
+    steps = step_times(run, engine_cost) if run.steps.height else None
     if run.trace is None:
         return RunReport(run, steps, None, None, None)
     schedule = compare_schedule(run, cost, window) if run.steps.height else None

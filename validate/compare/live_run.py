@@ -51,7 +51,12 @@ class LiveRun:
     @property
     def tp(self) -> int:
         """Tensor-parallel degree."""
-        return tp_of(self.header.flags)
+        return self.header.tp
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it was SGLang without GraniKV."""
+        return self.variant.startswith("stock")
 
     @property
     def gpu(self) -> str:

@@ -91,6 +91,10 @@ class _RecordedCost(StepCost):
         ns = self._extends.nearest_ns(len(extend_lens), sum(extend_lens))
         return ExtendCost(round(ns), ns, 0.0, 0.0, 0.0)
 
+    def in_engine(self, is_stock: bool) -> StepCost:
+        """Itself: the times are of the engine that was recorded."""
+        return self
+
     def copy_ns(self, tokens: int) -> int:
         """Nothing: copies are in the recorded times."""
         return 0

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from granikv.core.step import Segment
+from granikv.core.step import Mode, Segment, StepPlan
 from granikv.traces.request import Run
 from granikv.validate.compare.live_run import LiveRun
 
@@ -40,7 +41,7 @@ class SharedReads:
     @classmethod
     def of(cls, run: LiveRun) -> Self:
         """Prefixes of a stock server's run: first runs of prompts that two or more share."""
-        if not run.variant.startswith("stock") or run.trace is None:
+        if not run.is_stock or run.trace is None:
             return cls()
         times = {
             row["id"]: (row["first_token_s"], row["finish_s"])
@@ -58,6 +59,25 @@ class SharedReads:
                 for prefix, spans in readers.items()
                 if len(spans) > 1
             ]
+        )
+
+    def filled(self, steps: pl.DataFrame) -> pl.DataFrame:
+        """Recorded steps with the segments and private tokens that `at` finds."""
+        if not self._readers:
+            return steps
+        found = [
+            self.at(step) if step["kind"] == "decode" else ((), step["private_tokens"])
+            for step in steps.iter_rows(named=True)
+        ]
+        plans = [
+            json.dumps(StepPlan((Mode.PAGED,) * len(segments)).to_json()) for segments, _ in found
+        ]
+        return steps.with_columns(
+            segments_json=pl.Series([json.dumps([list(s) for s in found_]) for found_, _ in found]),
+            private_tokens=pl.Series([tokens for _, tokens in found], dtype=pl.Int64),
+            plan_json=pl.when(pl.col("kind") == "decode")
+            .then(pl.Series(plans))
+            .otherwise(pl.col("plan_json")),
         )
 
     def at(self, step: dict[str, object]) -> tuple[tuple[Segment, ...], int]:
