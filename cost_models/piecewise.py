@@ -84,7 +84,7 @@ def shifted(line: Pieces, share: float, reads: float, layers: int, extra: float)
 
 
 def overlapped(pieces: Pieces, other: float, exposed: float, constant: float) -> Pieces:
-    """`max(pieces, other) + exposed * min(pieces, other) + constant`, for pieces that never fall."""
+    """`max(pieces, other) + exposed * min(pieces, other) + constant`; pieces must never fall."""
     out: list[Piece] = []
     ends = [piece[0] for piece in pieces[1:]]
     ends.append(math.inf)

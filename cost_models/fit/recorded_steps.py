@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape

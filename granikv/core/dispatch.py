@@ -12,7 +12,6 @@ import math
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from granikv.core.cell_grid import N_FUSED, N_SERIAL, CellGrid, bucket_of, bucket_start
 from granikv.core.cost_table import CostTable
@@ -116,13 +115,12 @@ class Dispatcher:
 
     def _faster_launch(self, shape: StepShape, modes: tuple[Mode, ...]) -> Launch:
         """The launch with the smaller predicted time for modes that a rule has chosen."""
-        if self.table.fused_latency_ns is None or all(mode == Mode.PAGED for mode in modes):
+        table, fused_ns = self.table, self.table.fused_latency_ns
+        if fused_ns is None or all(mode == Mode.PAGED for mode in modes):
             return Launch.TWO_CALL
         chosen = (np.asarray(modes, np.intp), self._grid.cells(shape.segments))
         prefix_ns = float(self._grid.prefix[chosen].sum())
         private_ns = float(self._grid.private[chosen].sum()) + self._private_ns(shape)
-        table = self.table
-        fused_ns = table.fused_latency_ns
         fused_ns += self._grid.fused_ns(prefix_ns, private_ns, modes.count(Mode.DENSE))
         used = (mode for mode in (1, 2) if mode in modes)
         two_call_ns = prefix_ns + private_ns + table.private_latency_ns

@@ -17,12 +17,11 @@ def _table() -> CostTable:
     return CostTable(
         rows=np.array([1, 8, 64], np.int64),
         lengths=np.array([64, 4096], np.int64),
-        compute_ns=rng.random((3, 2, 3)) / 3,
-        memory_ns=rng.random((3, 2, 3)) * 1e9,
+        prefix_ns=rng.random((3, 2, 3)) / 3,
+        private_ns=rng.random((3, 2, 3)) * 1e9,
         pass_latency_ns=np.array([0.1, 1 / 3, 2e-300]),
-        private_compute_ns_per_token=0.1 + 0.2,
-        private_memory_ns_per_token=rng.random(3),
-        private_latency_ns=1 / 7,
+        private_ns_per_token=rng.random(3),
+        private_latency_ns=0.1 + 0.2,
         fused_latency_ns=None,
         fused_exposed_share=1 / 3,
         merge_ns=rng.random(3),
@@ -58,7 +57,7 @@ def test_a_file_gives_the_table_back_bit_for_bit(
 def test_a_table_cannot_be_changed() -> None:
     table = _table()
     with pytest.raises(ValueError, match="read-only"):
-        table.compute_ns[0, 0, 0] = 1.0
+        table.prefix_ns[0, 0, 0] = 1.0
 
 
 @pytest.mark.parametrize(
@@ -67,10 +66,13 @@ def test_a_table_cannot_be_changed() -> None:
         ({"rows": np.array([1, 1, 2], np.int64)}, "rows must be at least two ascending"),
         ({"rows": np.array([0, 1, 2], np.int64)}, "rows must be at least two ascending"),
         ({"lengths": np.array([64], np.int64)}, "lengths must be at least two ascending"),
-        ({"compute_ns": np.zeros((3, 3, 2))}, r"compute_ns must have shape \(3, 2, 3\)"),
+        ({"prefix_ns": np.zeros((3, 3, 2))}, r"prefix_ns must have shape \(3, 2, 3\)"),
         ({"merge_ns": np.zeros(2)}, r"merge_ns must have shape \(3,\)"),
         ({"gemm_ns": np.array([1.0, np.nan, 1.0])}, "gemm_ns must be finite"),
-        ({"memory_ns": np.full((3, 2, 3), -1.0)}, "memory_ns must be finite and not negative"),
+        ({"private_ns": np.full((3, 2, 3), -1.0)}, "private_ns must be finite and not negative"),
+        ({"private_ns_per_token": np.zeros(2)}, r"private_ns_per_token must have shape \(3,\)"),
+        ({"private_latency_ns": -1.0}, "private_latency_ns must be a number and not negative"),
+        ({"private_latency_ns": None}, "private_latency_ns must be a number and not negative"),
         ({"fused_exposed_share": 1.1}, "fused_exposed_share must be a number from 0 to 1"),
         ({"fused_exposed_share": -0.1}, "fused_exposed_share must be a number from 0 to 1"),
         ({"fused_exposed_share": None}, "fused_exposed_share must be a number from 0 to 1"),
@@ -104,20 +106,20 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     _assert_refused(path)
 
 
-def test_a_table_of_the_time_before_exposed_shares_is_refused(tmp_path: Path) -> None:
+def test_a_table_of_the_time_before_private_passes_is_refused(tmp_path: Path) -> None:
     path, body = _saved(tmp_path)
-    del body["fused_exposed_share"]
-    path.write_text(json.dumps(body | {"format": "granikv-cost-table-1"}))
-    with pytest.raises(ConfigError, match="format must be granikv-cost-table-2"):
+    body["compute_ns"], body["memory_ns"] = body.pop("prefix_ns"), body.pop("private_ns")
+    path.write_text(json.dumps(body | {"format": "granikv-cost-table-2"}))
+    with pytest.raises(ConfigError, match="format must be granikv-cost-table-3"):
         CostTable.load(path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a_fused_launch_leaves_a_share_of_the_smaller_sum(share: float) -> None:
+def test_a_fused_launch_leaves_a_share_of_the_shorter_sum(share: float) -> None:
     table = replace(_table(), fused_exposed_share=share)
-    for compute, memory in [(3.0, 8.0), (8.0, 3.0), (5.0, 5.0), (0.0, 2.0)]:
-        expected = max(compute, memory) + share * min(compute, memory)
-        assert table.overlapped_ns(compute, memory) == pytest.approx(expected, rel=1e-12)
+    for prefix, private in [(3.0, 8.0), (8.0, 3.0), (5.0, 5.0), (0.0, 2.0)]:
+        expected = max(prefix, private) + share * min(prefix, private)
+        assert table.overlapped_ns(prefix, private) == pytest.approx(expected, rel=1e-12)
 
 
 def test_binary_files_are_refused(tmp_path: Path) -> None:
@@ -126,7 +128,7 @@ def test_binary_files_are_refused(tmp_path: Path) -> None:
     _assert_refused(path)
 
 
-@pytest.mark.parametrize("missing", ["rows", "compute_ns", "fused_exposed_share", "m_sat", "meta"])
+@pytest.mark.parametrize("missing", ["rows", "prefix_ns", "fused_exposed_share", "m_sat", "meta"])
 def test_a_file_without_a_field_is_refused(tmp_path: Path, missing: str) -> None:
     path, body = _saved(tmp_path)
     del body[missing]
@@ -138,7 +140,7 @@ def test_a_file_without_a_field_is_refused(tmp_path: Path, missing: str) -> None
     ("field", "value"),
     [
         ("rows", [8, 1, 64]),
-        ("compute_ns", [[1.0]]),
+        ("prefix_ns", [[1.0]]),
         ("gemm_ns", ["a", "b", "c"]),
         ("gemm_ns", 3),
         ("unknown", 1),

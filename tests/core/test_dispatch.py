@@ -77,13 +77,14 @@ class _Objective:
         self.rows = shape.rows
         bucket = _bucket(shape.private_tokens)
         tokens = math.sqrt(_bucket_start(bucket) * _bucket_start(bucket + 1))
-        rate = np.interp(shape.rows, table.rows, table.private_memory_ns_per_token)
-        self.private = (tokens * table.private_compute_ns_per_token, tokens * float(rate))
+        rate = float(np.interp(shape.rows, table.rows, table.private_ns_per_token))
+        self.private_ns = tokens * rate
+        # Of each segment in each mode: time of its own pass, and in the private pass.
         self.terms = [
             [
                 (
-                    self._part(table.compute_ns[mode], segment),
-                    self._part(table.memory_ns[mode], segment),
+                    self._part(table.prefix_ns[mode], segment),
+                    self._part(table.private_ns[mode], segment),
                 )
                 for mode in Mode
             ]
@@ -99,19 +100,19 @@ class _Objective:
 
     def ns(self, modes: tuple[int, ...], launch: Launch) -> float:
         table, parts = self.table, [self.terms[i][mode] for i, mode in enumerate(modes)]
-        compute = sum(c for c, _ in parts) + self.private[0]
-        memory = sum(m for _, m in parts) + self.private[1]
+        prefix = sum(own for own, _ in parts)
+        private = sum(paged for _, paged in parts) + self.private_ns
         if not any(modes):
-            return table.private_latency_ns + max(compute, memory)
+            return table.private_latency_ns + private
         if launch == Launch.FUSED:
             assert table.fused_latency_ns is not None
-            exposed = table.fused_exposed_share * min(compute, memory)
-            one_by_one = sum(max(part) for part in parts) + max(self.private)
-            return table.fused_latency_ns + min(max(compute, memory) + exposed, one_by_one)
+            # Cascades share the private pass's launch; dense passes run beside it in their own.
+            prefix += float(table.pass_latency_ns[Mode.DENSE]) * (Mode.DENSE in modes)
+            exposed = table.fused_exposed_share * min(prefix, private)
+            return table.fused_latency_ns + max(prefix, private) + exposed
         passes = sum(float(table.pass_latency_ns[mode]) for mode in (1, 2) if mode in modes)
         merge = float(np.interp(self.rows, table.rows, table.merge_ns))
-        alone = sum(max(part) for part in parts) + max(self.private)
-        return table.private_latency_ns + alone + passes + merge
+        return table.private_latency_ns + prefix + private + passes + merge
 
     def of(self, plan: StepPlan) -> float:
         return self.ns(plan.modes, plan.launch)
@@ -203,7 +204,7 @@ def test_cost_is_as_good_whatever_a_launch_leaves_exposed(
 
 
 def test_a_share_that_stays_exposed_never_makes_two_calls_better() -> None:
-    """A launch takes at most its passes one by one, and saves their latencies and the merge."""
+    """Even if it hides nothing, a launch saves the private pass's own and the merge."""
     for share in (0.4, 1.0):
         dispatcher = Dispatcher(_table_exposing(0, share), "cost", "off")
         for rows, tokens in [(64, 60_000), (256, 250_000), (256, 4_000_000)]:
@@ -291,7 +292,10 @@ def test_an_unknown_choice_is_refused() -> None:
 @settings(max_examples=200)
 @given(_shapes())
 def test_a_row_split_needs_collectives_and_a_gain(case: tuple[int, bool, StepShape]) -> None:
-    """Both halves read the weights and the segments again; that must cost less than it hides."""
+    """Both halves read the weights and the segments again; that must cost less than it hides.
+
+    A segment's pass over half of its rows, twice, is charged for what it takes beyond the whole.
+    """
     setup, fused, shape = case
     table = _table(setup, fused=fused)
     plan = Dispatcher(table, "cost", "auto").plan(shape)
@@ -312,6 +316,15 @@ def test_a_row_split_needs_collectives_and_a_gain(case: tuple[int, bool, StepSha
     collective = at(table.collective_ns, burst) + at(table.collective_ns, follow)
     whole = at(table.gemm_ns, shape.rows) + at(table.collective_ns, shape.rows)
     assert max(compute, collective) < whole
+    halves = replace(
+        shape, segments=tuple(s._replace(rows=max(1, s.rows // 2)) for s in shape.segments)
+    )
+    whole_terms, half_terms = (_Objective(table, of).terms for of in (shape, halves))
+    rereads = sum(
+        max(0.0, 2 * half_terms[i][mode][0] - whole_terms[i][mode][0])
+        for i, mode in enumerate(plan.modes)
+    )
+    assert max(compute + table.num_layers * rereads, collective) < whole * (1 + 1e-9)
 
 
 def test_row_splits_appear_under_tensor_parallelism() -> None:

@@ -23,19 +23,17 @@ TP2 = StepCost(load_params("a100-sxm4-40gb"), load_model("qwen2.5-14b"), tp=2)
 
 def _layer_ns(table: CostTable, mode: Mode, launch: Launch, i: int, j: int, tokens: int) -> float:
     """One layer's attention as the dispatcher composes it from the table."""
-    segment = (float(table.compute_ns[mode, i, j]), float(table.memory_ns[mode, i, j]))
-    private = (
-        tokens * table.private_compute_ns_per_token,
-        tokens * float(table.private_memory_ns_per_token[j]),
-    )
-    together = (segment[0] + private[0], segment[1] + private[1])
+    prefix = float(table.prefix_ns[mode, i, j])
+    private = float(table.private_ns[mode, i, j]) + tokens * float(table.private_ns_per_token[j])
     if mode is Mode.PAGED:
-        return max(together) + table.private_latency_ns
+        return prefix + private + table.private_latency_ns
     if launch is Launch.FUSED:
         assert table.fused_latency_ns is not None
-        overlapped = max(together) + table.fused_exposed_share * min(together)
-        return min(overlapped, max(segment) + max(private)) + table.fused_latency_ns
-    alone = max(segment) + max(private) + table.private_latency_ns + float(table.merge_ns[j])
+        if mode is Mode.DENSE:
+            prefix += float(table.pass_latency_ns[mode])
+        overlapped = max(prefix, private) + table.fused_exposed_share * min(prefix, private)
+        return overlapped + table.fused_latency_ns
+    alone = prefix + private + table.private_latency_ns + float(table.merge_ns[j])
     return alone + float(table.pass_latency_ns[mode])
 
 
@@ -57,7 +55,7 @@ def test_table_is_near_the_step(cost: StepCost, mode: Mode, launch: Launch, leng
 
 def test_table_never_falls_along_its_grid() -> None:
     table = build_cost_table(H200)
-    alone = np.maximum(table.compute_ns, table.memory_ns)
+    alone = table.prefix_ns + table.private_ns
     assert (np.diff(alone, axis=1) >= -1e-6).all()
     # A PAGED segment is told without the launch, which more rows make a little longer.
     assert (np.diff(alone, axis=2) >= -300).all()
@@ -93,8 +91,7 @@ def test_m_sat_is_the_crossover_where_no_rows_gave_one() -> None:
     def beats(rows: int) -> bool:
         j = GRID_ROWS.index(rows)
         dense, cascade = (
-            max(table.compute_ns[mode, i, j], table.memory_ns[mode, i, j])
-            + table.pass_latency_ns[mode]
+            table.prefix_ns[mode, i, j] + table.pass_latency_ns[mode]
             for mode in (Mode.DENSE, Mode.CASCADE)
         )
         return bool(dense < cascade)
@@ -115,7 +112,7 @@ def test_table_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     table.save(path)
     back = CostTable.load(path)
-    assert np.array_equal(back.compute_ns, table.compute_ns)
+    assert np.array_equal(back.prefix_ns, table.prefix_ns)
     assert back.meta == table.meta
     assert back.meta["derived_from"] == "a100-sxm4-80gb"
     assert back.meta["provenance"]["dense"] == "paper"

@@ -52,17 +52,28 @@ def test_upper_line_is_the_greater(pieces: Pieces, a: float, b: float, place: fl
     assert _at(upper_line(pieces, a, b), place) == _near(max(_at(pieces, place), a + b * place))
 
 
-@given(functions(), values, slopes, st.floats(0, 1), values, places)
-def test_overlapped_is_the_greater_and_a_share_of_the_smaller_up_to_a_limit(
-    pieces: Pieces, a: float, b: float, exposed: float, most: float, place: float
+@given(functions(), st.floats(0, 500), st.floats(0, 1), places)
+def test_overlapped_is_the_greater_and_a_share_of_the_smaller(
+    pieces: Pieces, other: float, exposed: float, place: float
 ) -> None:
-    one, two = _at(pieces, place), a + b * place
-    expected = max(one, two) + exposed * min(one, two)
-    assert _at(overlapped(pieces, (a, b), exposed, 1e9, 7.0), place) == _near(expected + 7.0)
-    limited = min(expected, one + most)
-    assert _at(overlapped(pieces, (a, b), exposed, most, -3.0), place) == _near(limited - 3.0)
-    # The same as the greater of two lines for each piece, each with a share of the other.
-    assert expected == _near(max(one + exposed * two, two + exposed * one))
+    one = _at(pieces, place)
+    expected = max(one, other) + exposed * min(one, other)
+    assert _at(overlapped(pieces, other, exposed, 7.0), place) == _near(expected + 7.0)
+    # The same as the greater of the two, each with a share of the other.
+    assert expected == _near(max(one + exposed * other, other + exposed * one))
+
+
+@given(functions(), st.floats(0, 500), st.floats(0, 1), st.floats(0, 250), places)
+def test_overlapped_starts_where_its_pieces_do(
+    pieces: Pieces, other: float, exposed: float, ahead: float, place: float
+) -> None:
+    """Also pieces that begin below 0, as those of a private pass with paged segments do."""
+    early = tuple((start - ahead, a + b * ahead, b) for start, a, b in pieces)
+    moved = overlapped(early, other, exposed, 0.0)
+    assert moved[0][0] == early[0][0]
+    one = _at(pieces, place)
+    expected = max(one, other) + exposed * min(one, other)
+    assert _at(moved, place - ahead) == _near(expected)
 
 
 @given(functions(), functions(), st.floats(0, 3), places)
@@ -78,7 +89,7 @@ def test_starts_ascend(first: Pieces, second: Pieces) -> None:
     for pieces in (
         upper(first, second),
         upper_line(first, *line),
-        overlapped(first, line, 0.3, 7.0, 1.0),
+        overlapped(first, line[0], 0.3, 1.0),
     ):
         starts = [start for start, _, _ in pieces]
         assert starts == sorted(starts)
