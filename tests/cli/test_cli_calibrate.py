@@ -68,7 +68,7 @@ def test_a_run_is_fitted_or_held_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"kind": "sim"}, "is a simulated run; give recorded ones"),
+        ({"kind": "sim"}, "is a sim run; name runs of a live server"),
         ({"gpu": "NVIDIA A100"}, "was recorded on NVIDIA A100, not on h200-sxm"),
         ({"model": "unheard-of"}, "unheard-of"),
     ],

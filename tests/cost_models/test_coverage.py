@@ -13,6 +13,7 @@ from granikv.cost_models.step import StepCost
 
 LLAMA = load_model("llama-3.1-8b")
 H200 = StepCost(load_params("h200-sxm"), LLAMA)
+STOCK = H200.in_engine(is_stock=True)
 
 
 def _seen(cost: StepCost, plan: StepPlan, private: int = 256, length: int = 8192) -> SeenSizes:
@@ -24,17 +25,19 @@ def _seen(cost: StepCost, plan: StepPlan, private: int = 256, length: int = 8192
 
 
 def test_common_sizes_of_a_measured_gpu_are_in_range() -> None:
-    seen = _seen(H200, StepPlan((Mode.PAGED,)))
-    seen.add_extend(H200, 4096, 8192, 4096)
-    parts = coverage_of(H200, seen)
-    assert parts == dict.fromkeys(parts, "measured range")
-    assert {"gemm", "paged", "extend", "shared_page_cost"} <= set(parts)
-    assert "all_reduce" not in parts
-    assert worst_coverage(parts) == "measured range"
+    for cost, private in ((STOCK, "paged"), (H200, "private_memory_efficiency")):
+        seen = _seen(cost, StepPlan((Mode.PAGED,)))
+        seen.add_extend(cost, 4096, 8192, 4096)
+        parts = coverage_of(cost, seen)
+        assert parts == dict.fromkeys(parts, "measured range")
+        assert {"gemm", private, "extend", "shared_page_cost"} <= set(parts)
+        assert len({"paged", "private_memory_efficiency"} & set(parts)) == 1
+        assert "all_reduce" not in parts
+        assert worst_coverage(parts) == "measured range"
 
 
 def test_a_size_outside_is_extrapolated() -> None:
-    parts = coverage_of(H200, _seen(H200, StepPlan(()), private=400_000))
+    parts = coverage_of(STOCK, _seen(STOCK, StepPlan(()), private=400_000))
     assert parts["paged"] == "extrapolated"
     assert parts["gemm"] == "measured range"
     assert worst_coverage(parts) == "extrapolated"
@@ -64,6 +67,9 @@ def test_anothers_fit_is_extrapolated_and_the_papers_figures_are_datasheet() -> 
     a100 = StepCost(load_params("a100-sxm4-80gb"), LLAMA)
     parts = coverage_of(a100, _seen(a100, StepPlan((Mode.DENSE,)), private=512))
     assert parts["dense"] == "datasheet"
+    assert parts["private_memory_efficiency"] == "datasheet"
+    stock = a100.in_engine(is_stock=True)
+    parts = coverage_of(stock, _seen(stock, StepPlan((Mode.PAGED,)), private=512))
     assert parts["paged"] == "measured range"
     # No public column is as wide as Llama's output head.
     assert parts["gemm"] == "extrapolated"

@@ -270,7 +270,7 @@ def test_items_are_parameters_with_their_evidence(read: Read) -> None:
     assert terms.fused_latency_ns.value == pytest.approx(7000, abs=20)
     assert terms.fused_latency_ns.rows_used == 25
     assert terms.fused_latency_ns.held_out is not None
-    assert "FA3's pass" in terms.fused_latency_ns.source
+    assert "passes over prefixes and its private pass" in terms.fused_latency_ns.source
     assert terms.fused_exposed_share.provenance == "fitted"
     assert terms.fused_exposed_share.value == pytest.approx(0.0, abs=0.005)
     assert terms.fused_exposed_share.source == terms.fused_latency_ns.source

@@ -18,12 +18,13 @@ from granikv.cost_models.passes import (
     ExtendTime,
     GemmTime,
     PagedTime,
+    PrivatePass,
     ShareCost,
 )
 from granikv.cost_models.piecewise import piece_at
 from granikv.cost_models.readers.own import own_path, read_own
 from granikv.cost_models.readers.public import read_public
-from granikv.cost_models.roofline import Heads
+from granikv.cost_models.roofline import Heads, rates_of
 
 GPUS = shipped_names("params", ".json")
 HEADS = [Heads(q, kv, 128, 4 * kv * 128) for q, kv in ((32, 8), (20, 4), (10, 2), (8, 1), (8, 8))]
@@ -86,8 +87,9 @@ def test_our_own_h200_rows_are_met() -> None:
     errors = []
     for (q, kv), rows in frame.group_by("num_q_heads", "num_kv_heads"):
         time = PagedTime(*_first(_terms("h200-sxm"), "paged"), Heads(q, kv, 128, 512 * kv))
-        grid = time.grid_ns(rows["rows"].to_numpy(), rows["tokens"].to_numpy())
-        errors.append(np.abs(np.diag(grid) / (rows["time_us"].to_numpy() * 1e3) - 1))
+        sizes = rows.select("rows", "tokens").iter_rows()
+        predicted = np.array([_at(time.line(batch), batch * tokens) for batch, tokens in sizes])
+        errors.append(np.abs(predicted / (rows["time_us"].to_numpy() * 1e3) - 1))
     error = np.concatenate(errors)
     assert np.median(error) < 0.04
     assert np.quantile(error, 0.9) < 0.12
@@ -103,10 +105,29 @@ def test_paged_never_falls_and_its_forms_agree(
     gpu: str, heads: Heads, rows: int, tokens: int, more: int
 ) -> None:
     time = PAGED[gpu, heads]
-    here = time.grid_ns([rows, rows + more % 7], [tokens, tokens + more])
-    assert here[0, 0] <= here[0, 1] * (1 + 1e-9)
-    assert here[0, 0] <= here[1, 0] * (1 + 1e-9)
-    assert _at(time.line(rows), rows * tokens) == pytest.approx(here[0, 0], rel=1e-9)
+    here = _at(time.line(rows), rows * tokens)
+    assert here <= _at(time.line(rows), rows * (tokens + more)) * (1 + 1e-9)
+    larger = rows + more % 7
+    assert here <= _at(time.line(larger), larger * tokens) * (1 + 1e-9)
+    assert time.alone_ns(tokens) == pytest.approx(_at(time.line(1), tokens), rel=1e-9)
+    knots = load_params(gpu).terms.paged.axes["tokens"]
+    if tokens <= knots[-1]:
+        between = np.interp(tokens, knots, time.knots_ns(rows)[0])
+        assert here == pytest.approx(float(between), rel=1e-9)
+
+
+@settings(deadline=None)
+@given(gpus, head_sets, st.integers(1, 2048), st.integers(0, 10**7), st.integers(0, 20_000))
+def test_private_never_falls_nor_reads_faster_than_memory(
+    gpu: str, heads: Heads, rows: int, tokens: int, more: int
+) -> None:
+    hardware = load_hardware(gpu)
+    time = PrivatePass(rates_of(load_params(gpu), hardware), heads)
+    here = _at(time.line(rows), tokens)
+    assert here >= tokens * heads.kv_bytes / hardware.hbm_bytes_per_s * 1e9
+    assert here <= _at(time.line(rows), tokens + more)
+    assert here <= _at(time.line(rows + more), tokens)
+    assert time.alone_ns(tokens) == pytest.approx(_at(time.line(1), tokens), rel=1e-9)
 
 
 @settings(deadline=None)
@@ -114,12 +135,6 @@ def test_paged_never_falls_and_its_forms_agree(
 def test_paged_is_continuous(gpu: str, heads: Heads, rows: int, tokens: float) -> None:
     line = PAGED[gpu, heads].line(rows)
     assert _at(line, tokens * (1 + 1e-9)) == pytest.approx(_at(line, tokens), rel=1e-6)
-
-
-def test_a_million_cells_a_second_is_one_call() -> None:
-    grid = PAGED["h200-sxm", HEADS[0]].grid_ns(np.arange(1, 257), np.arange(1, 4097) * 16)
-    assert grid.shape == (256, 4096)
-    assert np.isfinite(grid).all()
 
 
 @settings(deadline=None)

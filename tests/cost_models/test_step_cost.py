@@ -16,7 +16,7 @@ from granikv.cost_models.hardware import load_hardware
 from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.models import load_model
 from granikv.cost_models.params import load_params
-from granikv.cost_models.passes import AllReduceTime
+from granikv.cost_models.passes import AllReduceTime, PagedTime
 from granikv.cost_models.readers.own import own_path, read_own
 from granikv.cost_models.step import StepCost
 
@@ -25,7 +25,11 @@ H200 = StepCost(load_params("h200-sxm"), LLAMA)
 A100 = StepCost(load_params("a100-sxm4-40gb"), LLAMA)
 QWEN_TP2 = StepCost(load_params("h200-sxm"), load_model("qwen2.5-14b"), tp=2)
 QWEN_TP4 = StepCost(load_params("a100-sxm4-80gb"), load_model("qwen2.5-32b"), tp=4)
-COSTS = [H200, A100, QWEN_TP2, QWEN_TP4]
+STOCK = H200.in_engine(is_stock=True)
+STOCK_A100 = A100.in_engine(is_stock=True)
+STOCK_TP4 = QWEN_TP4.in_engine(is_stock=True)
+COSTS = [H200, A100, QWEN_TP2, QWEN_TP4, STOCK, STOCK_A100, STOCK_TP4]
+ENGINES = pytest.mark.parametrize("cost", [H200, STOCK], ids=["granikv", "stock"])
 
 
 def _shape(
@@ -152,72 +156,137 @@ def test_old_lines_are_dropped_and_computed_again() -> None:
     assert [cost.step_ns(shape, plan) for shape in shapes] == first
 
 
-def _paged_ns(cost: StepCost, rows: int, tokens: float) -> float:
-    return float(cost.paged.grid_ns([rows], [tokens / rows])[0, 0])
+def _with(cost: StepCost, **values: float) -> StepCost:
+    """The same engine with other values of some terms."""
+    terms = cost.params.terms
+    items = {
+        name: getattr(terms, name).model_copy(update={"value": value})
+        for name, value in values.items()
+    }
+    params = cost.params.model_copy(update={"terms": terms.model_copy(update=items)})
+    return StepCost(params, cost.model, cost.hardware, cost.tp, is_stock=cost.is_stock)
 
 
-def test_the_stock_engine_is_one_paged_call() -> None:
+def _private_ns(cost: StepCost, rows: int, tokens: float) -> float:
+    """One layer's pass over `tokens` tokens of all rows together: FA3's or GraniKV's."""
+    rates, heads = cost.rates, cost.heads
+    if isinstance(cost.paged, PagedTime):
+        knots = cost.params.terms.paged.axes["tokens"]
+        return float(np.interp(tokens / rows, knots, cost.paged.knots_ns(rows)[0]))
+    read_ns = 2 * heads.kv * heads.head_dim * 2 / rates.private_bytes_per_ns
+    token_ns = max(read_ns, roofline.private_compute_ns_per_token(rates, heads))
+    return rates.private_latency_ns + rows * rates.private_row_ns + tokens * token_ns
+
+
+def test_engines_differ_in_their_decode_attention_and_what_a_row_adds() -> None:
+    assert H200.in_engine(is_stock=False) is H200
+    assert STOCK.in_engine(is_stock=True) is STOCK
+    assert STOCK_TP4.is_stock
+    assert (STOCK_TP4.tp, STOCK_TP4.model, STOCK_TP4.hardware) == (4, QWEN_TP4.model, QWEN_TP4.hardware)
+    assert (STOCK_TP4.params, STOCK_TP4.heads) == (QWEN_TP4.params, QWEN_TP4.heads)
+    back = STOCK.in_engine(is_stock=False)
+    terms = H200.params.terms
+    for rows in (1, 256):
+        shape = _shape(H200, rows, rows * 900)
+        own, stock = H200.decode(shape, StepPlan(())), STOCK.decode(shape, StepPlan(()))
+        assert back.decode(shape, StepPlan(())) == own
+        assert (own.gemm_ns, own.collective_ns) == (stock.gemm_ns, stock.collective_ns)
+        assert own.host_ns == terms.host_decode_ns.value
+        assert stock.host_ns == terms.host_decode_ns.value + rows * terms.stock_row_ns.value
+    assert terms.stock_row_ns.value > 0
+
+
+def test_a_private_pass_reads_at_its_rate_or_computes_at_its() -> None:
+    """4 KiB a token of Llama, 4 flops for each of its 32 heads' 128 elements and each token."""
+    shape = _shape(H200, 64, 64 * 1000)
+    for memory, compute, token_ns in (
+        (0.5, 1.0, 4096 / (0.5 * 4800)),
+        (1.0, 0.01, 4 * 32 * 128 / (0.01 * 989_500)),
+    ):
+        cost = _with(
+            H200,
+            private_memory_efficiency=memory,
+            private_compute_efficiency=compute,
+            private_latency_ns=5000.0,
+            private_row_ns=30.0,
+        )
+        line = cost.decode(shape, StepPlan(()))
+        attention = line.ns(64_000) - line.host_ns - line.gemm_ns
+        expected = 32 * (5000 + 64 * 30 + 64_000 * token_ns)
+        assert attention == pytest.approx(expected, rel=1e-3)
+
+
+@ENGINES
+def test_a_step_of_shared_pages_is_one_paged_call(cost: StepCost) -> None:
     """All segments PAGED: one call over what is left to read, whatever the launch."""
     segments = (Segment(1, 8192, 256), Segment(0, 700, 32))
-    shape = _shape(H200, 256, 65_536, segments)
+    shape = _shape(cost, 256, 65_536, segments)
     reads = 65_536 + sum(
-        rows * length * H200.share_cost.of(rows, 256, length) for _, length, rows in segments
+        rows * length * cost.share_cost.of(rows, 256, length) for _, length, rows in segments
     )
-    expected = H200.host_ns(256) + H200.gemm_ns(256) + 32 * _paged_ns(H200, 256, reads)
+    expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * _private_ns(cost, 256, reads)
     for launch in Launch:
-        got = H200.step_ns(shape, StepPlan((Mode.PAGED, Mode.PAGED), launch))
+        got = cost.step_ns(shape, StepPlan((Mode.PAGED, Mode.PAGED), launch))
         assert got == pytest.approx(expected, abs=2)
 
 
-def test_shared_pages_take_at_least_as_long_as_one_row_alone() -> None:
-    shape = _shape(H200, 2, 2, (Segment(1, 32_768, 2),))
-    step = H200.decode(shape, StepPlan((Mode.PAGED,)))
+@ENGINES
+def test_shared_pages_take_at_least_as_long_as_one_row_alone(cost: StepCost) -> None:
+    shape = _shape(cost, 2, 2, (Segment(1, 32_768, 2),))
+    step = cost.decode(shape, StepPlan((Mode.PAGED,)))
     attention = step.ns(2) - step.host_ns - step.gemm_ns
-    assert attention >= 32 * _paged_ns(H200, 1, 32_768) - 1
+    assert attention >= 32 * _private_ns(cost, 1, 32_768) - 1
 
 
-def test_two_call_adds_passes_and_a_merge() -> None:
-    rates, heads = H200.rates, H200.heads
+@ENGINES
+def test_two_call_adds_passes_and_a_merge(cost: StepCost) -> None:
+    rates, heads = cost.rates, cost.heads
     segments = (Segment(1, 8192, 128), Segment(20_000, 4096, 128), Segment(40_000, 512, 8))
-    shape = _shape(H200, 256, 65_536, segments)
-    dense = [sum(H200.dense.ns(length, 128)[axis] for length in (8192, 4096)) for axis in (0, 1)]
+    shape = _shape(cost, 256, 65_536, segments)
+    dense = sum(max(cost.dense.ns(length, 128)) for length in (8192, 4096))
     cascade = roofline.cascade_pass(rates, heads, 512, 8)
     layer = (
-        _paged_ns(H200, 256, 65_536)
-        + (max(dense) + H200.pass_latency_ns(Mode.DENSE))
+        _private_ns(cost, 256, 65_536)
+        + (dense + cost.pass_latency_ns(Mode.DENSE))
         + (max(cascade) + rates.cascade_latency_ns)
         + roofline.merge_ns(rates, heads, 256)
     )
     plan = StepPlan((Mode.DENSE, Mode.DENSE, Mode.CASCADE))
-    expected = H200.host_ns(256) + H200.gemm_ns(256) + 32 * layer
-    assert H200.step_ns(shape, plan) == pytest.approx(expected, abs=2)
+    expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * layer
+    assert cost.step_ns(shape, plan) == pytest.approx(expected, abs=2)
 
 
+@pytest.mark.parametrize("mode", [Mode.CASCADE, Mode.DENSE])
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("private", [20_000, 65_536, 300_000, 3_000_000])
-def test_fused_overlaps_sums_but_for_a_share(share: float, private: int) -> None:
-    """The greater sum and a share of the smaller one, at most the passes one after the other."""
-    terms = H200.params.terms
-    exposed = terms.fused_exposed_share.model_copy(update={"value": share})
-    terms = terms.model_copy(update={"fused_exposed_share": exposed})
-    cost = StepCost(H200.params.model_copy(update={"terms": terms}), LLAMA)
+def test_fused_overlaps_passes_but_for_a_share(share: float, private: int, mode: Mode) -> None:
+    """The longer of prefix and private passes and a share of the shorter one, after one launch; a
+    dense pass is a launch of its own, whatever it runs beside.
+    """
+    cost = _with(H200, fused_exposed_share=share)
     rates, heads = cost.rates, cost.heads
-    shape = _shape(cost, 256, private, (Segment(1, 16_384, 256),))
-    prefix = cost.dense.ns(16_384, 256)
-    compute = prefix[0] + private * roofline.private_compute_ns_per_token(rates, heads)
-    suffix = _paged_ns(cost, 256, private) - cost.pass_latency_ns(Mode.PAGED)
-    memory = prefix[1] + suffix
-    overlapped = max(compute, memory) + share * min(compute, memory)
-    layer = min(overlapped, max(prefix) + suffix) + rates.fused_latency_ns
+    segments = (Segment(1, 16_384, 256), Segment(20_000, 3000, 64), Segment(0, 700, 32))
+    shape = _shape(cost, 256, private, segments)
+    passes = [max(roofline.cascade_pass(rates, heads, 3000, 64))]
+    if mode is Mode.DENSE:
+        passes += [max(cost.dense.ns(16_384, 256)), cost.dense.latency_ns]
+    else:
+        passes += [max(roofline.cascade_pass(rates, heads, 16_384, 256))]
+    reads = 32 * 700 * cost.share_cost.of(32, 256, 700)
+    own = _private_ns(cost, 256, private + reads) - _private_ns(cost, 1, 0)
+    layer = rates.fused_latency_ns + max(sum(passes), own) + share * min(sum(passes), own)
     expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * layer
-    got = cost.step_ns(shape, StepPlan((Mode.DENSE,), Launch.FUSED))
-    assert got == pytest.approx(expected, abs=2)
+    plan = StepPlan((mode, Mode.CASCADE, Mode.PAGED), Launch.FUSED)
+    assert cost.step_ns(shape, plan) == pytest.approx(expected, abs=2)
+    prefix_ns, private_ns = cost.fused_parts_ns(shape, plan)
+    assert prefix_ns == pytest.approx(32 * sum(passes))
+    assert private_ns == pytest.approx(32 * own)
 
 
 def test_paper_tpot_at_the_headline_cell() -> None:
     """A100 40 GB, B = 256, L_p = 8K: 109 ms default, 42 ms dense; the paper's claims, not ours."""
     shape = _shape(A100, 256, 256 * 256, (Segment(1, 8192, 256),))
-    paged_ms = A100.step_ns(shape, StepPlan((Mode.PAGED,))) / 1e6
+    paged_ms = STOCK_A100.step_ns(shape, StepPlan((Mode.PAGED,))) / 1e6
     dense_ms = A100.step_ns(shape, StepPlan((Mode.DENSE,))) / 1e6
     assert paged_ms == pytest.approx(109, rel=0.15)
     assert dense_ms == pytest.approx(42, rel=0.18)
@@ -226,7 +295,8 @@ def test_paper_tpot_at_the_headline_cell() -> None:
 def test_two_call_plans_meet_rows_that_no_fit_has_used() -> None:
     """FA3's prefix pass, suffix pass and merge in a row, measured as one: 24 outside rows."""
     own = read_own([own_path("h200-sxm")]).filter(pl.col("backend") == "fa3_prefix_suffix_merge")
-    costs = {8: H200, 2: StepCost(load_params("h200-sxm"), load_model("qwen2.5-32b"), tp=4)}
+    qwen = StepCost(load_params("h200-sxm"), load_model("qwen2.5-32b"), tp=4, is_stock=True)
+    costs = {8: STOCK, 2: qwen}
     errors = []
     for row in own.iter_rows(named=True):
         cost = costs[row["num_kv_heads"]]
@@ -259,11 +329,12 @@ def test_tensor_parallel_step_has_two_all_reduces_a_layer() -> None:
     assert H200.decode(_shape(H200, 64, 6400), StepPlan(())).collective_ns == 0
 
 
-def test_row_split_follows_its_formula() -> None:
-    cost, layers = QWEN_TP4, 64
+@pytest.mark.parametrize("cost", [QWEN_TP4, STOCK_TP4], ids=["granikv", "stock"])
+def test_row_split_follows_its_formula(cost: StepCost) -> None:
+    layers = 64
     shape = _shape(cost, 256, 25_600)
     line = cost.decode(shape, StepPlan((), row_split=(192, 64)))
-    attention = [layers * _paged_ns(cost, rows, 100 * rows) for rows in (192, 64)]
+    attention = [layers * _private_ns(cost, rows, 100 * rows) for rows in (192, 64)]
     compute = cost.gemm_ns(192) + cost.gemm_ns(64) + sum(attention)
     collectives = cost.collective_ns(192) + cost.collective_ns(64)
     first_layer = (cost.gemm_ns(192) + attention[0]) / layers
@@ -294,6 +365,14 @@ def test_extend_parts_sum_and_chunks_read_their_prefix() -> None:
     assert cost.total_ns == math.floor(parts)
     assert H200.extend([512, 100], [30_000, 0]).total_ns > cost.total_ns
     assert H200.extend([512, 100], [30_000, 0]).gemm_ns == cost.gemm_ns
+
+
+def test_a_whole_extend_step_reaches_a_share_of_its_kernels_rates() -> None:
+    whole = _with(QWEN_TP2, extend_step_efficiency=1.0).extend([4096, 100], [4096, 0])
+    half = _with(QWEN_TP2, extend_step_efficiency=0.5).extend([4096, 100], [4096, 0])
+    assert half.gemm_ns == pytest.approx(2 * whole.gemm_ns)
+    assert half.attention_ns == pytest.approx(2 * whole.attention_ns)
+    assert (half.collective_ns, half.host_ns) == (whole.collective_ns, whole.host_ns)
 
 
 def test_long_extend_is_compute_bound_and_short_one_waits_for_the_host() -> None:

@@ -4,6 +4,7 @@ Attention passes run as the paper's engine runs them: one launch for the prefix,
 """
 
 from granikv.core.step import Mode, Segment, StepPlan, StepShape
+from granikv.cost_models.piecewise import piece_at
 from granikv.cost_models.step import StepCost
 
 PRIVATE_TOKENS = 256  # a row's own tokens; the paper's figure for these cells is not known
@@ -11,7 +12,8 @@ _SLAB = 1  # a base above 0: the segment is contiguous
 
 
 def prefix_pass_us(cost: StepCost, mode: Mode, length: int, rows: int) -> float:
-    """One launch of the prefix kernel, in us."""
+    """One launch of the prefix kernel, in us; a paged one is the stock engine's."""
+    cost = cost.in_engine(is_stock=mode == Mode.PAGED)
     return (max(cost.shared_pass(mode, length, rows)) + cost.pass_latency_ns(mode)) / 1e3
 
 
@@ -23,7 +25,10 @@ def cascade_over_dense(cost: StepCost, length: int, rows: int) -> float:
 
 
 def step_ms(cost: StepCost, mode: Mode, length: int, rows: int) -> float:
-    """A whole decode step of rows behind one prefix, each with 256 tokens of its own, in ms."""
+    """A whole decode step of rows behind one prefix, each with 256 tokens of its own, in ms; a
+    paged one is the stock engine's.
+    """
+    cost = cost.in_engine(is_stock=mode == Mode.PAGED)
     shape = StepShape(
         rows,
         rows,
@@ -63,5 +68,7 @@ def private_reread(cost: StepCost, length: int, rows: int) -> float:
     """The same where no row profits from another's reads: each row's prefix costs as private
     pages do.
     """
-    paged_us = float(cost.paged.grid_ns([rows], [length])[0, 0]) / 1e3
-    return paged_us / prefix_pass_us(cost, Mode.DENSE, length, rows)
+    stock_cost = cost.in_engine(is_stock=True)
+    line = stock_cost.paged.line(rows)
+    _, a, b = line[piece_at(line, rows * length)]
+    return (a + b * rows * length) / 1e3 / prefix_pass_us(cost, Mode.DENSE, length, rows)
