@@ -35,8 +35,8 @@ def upper(first: Pieces, second: Pieces) -> Pieces:
         leads, follows = (one, two) if ahead > 0 or (ahead == 0 and b1 >= b2) else (two, one)
         out.append((start, *leads))
         if follows[1] > leads[1]:
-            crossing = (leads[0] - follows[0]) / (follows[1] - leads[1])
-            if start < crossing < end:
+            crossing = max(start, (leads[0] - follows[0]) / (follows[1] - leads[1]))
+            if crossing < end:
                 out.append((crossing, *follows))
     return tuple(out)
 
@@ -63,8 +63,9 @@ def upper_line(pieces: Pieces, a: float, b: float) -> Pieces:
             is_above = True
             if piece_b <= b:
                 continue
-        crossing = (a - piece_a) / (piece_b - b)
-        if start < crossing and (i == last or crossing < pieces[i + 1][0]):
+        # After the start, but rounding may put it there.
+        crossing = max(start, (a - piece_a) / (piece_b - b))
+        if i == last or crossing < pieces[i + 1][0]:
             out.append((crossing, piece_a, piece_b) if is_above else (crossing, a, b))
             is_above = not is_above
     return tuple(out)
@@ -94,7 +95,7 @@ def overlapped(pieces: Pieces, other: float, exposed: float, constant: float) ->
             out.append((start, *above))
             continue
         out.append((start, other + exposed * a + constant, exposed * b))
-        crossing = (other - a) / b if b > 0 else math.inf
+        crossing = max(start, (other - a) / b) if b > 0 else math.inf
         if crossing < end:
             out.append((crossing, *above))
     return tuple(out)

@@ -14,6 +14,7 @@ from granikv.cost_models.params import load_params
 
 RUNS = Path(__file__).parents[2] / "validate" / "data" / "runs"
 FITTED = RUNS / "calibration" / "granikv.poisson-8192.graphs"
+GRID = RUNS / "calibration" / "granikv.steady-grid"
 HELD_OUT = RUNS / "held-out" / "granikv.qwen2.5-14b-tp2"
 
 app = typer.Typer(pretty_exceptions_enable=False)
@@ -29,16 +30,30 @@ def _run(*arguments: object) -> str:
 
 def test_it_writes_a_parameter_file_and_shows_errors(tmp_path: Path) -> None:
     out = tmp_path / "mine.json"
-    output = _run(FITTED, "--hardware", "h200-sxm", "--held-out", HELD_OUT, "--out", out)
+    output = _run(FITTED, GRID, "--hardware", "h200-sxm", "--held-out", HELD_OUT, "--out", out)
     assert "fused_exposed_share" in output
     assert "without its run" in output
     assert "Steps of the runs held out" in output
     assert "granikv.qwen2.5-14b-tp2" in output
     assert "The cost of shared pages is kept: only 0 stock steps with sharing." in output
     terms = load_params(str(out)).terms
-    assert FITTED.name in terms.fused_exposed_share.source
+    assert f"{FITTED.name}, {GRID.name}" in terms.fused_exposed_share.source
     assert terms.fused_exposed_share.held_out is not None
     assert terms.gemm == load_params("h200-sxm").terms.gemm
+
+
+def test_a_run_with_hardly_any_step_without_segments_leaves_attention_as_it_is(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "mine.json"
+    output = _run(FITTED, "--hardware", "h200-sxm", "--held-out", HELD_OUT, "--out", out)
+    kept = "Private pass and fused launch are kept: only 0 steps without segments and"
+    assert kept in " ".join(output.split())
+    terms, before = load_params(str(out)).terms, load_params("h200-sxm").terms
+    assert terms.fused_exposed_share == before.fused_exposed_share
+    assert terms.private_memory_efficiency == before.private_memory_efficiency
+    assert FITTED.name in terms.host_decode_ns.source
+    assert GRID.name not in terms.host_decode_ns.source
 
 
 def test_a_file_is_only_written_over_when_told_to(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from granikv.cost_models.piecewise import (
@@ -42,17 +42,25 @@ def _near(value: float) -> float:
     return pytest.approx(value, rel=1e-9, abs=1e-6)  # type: ignore[no-any-return]
 
 
+# Crosses a line so near its second piece's start that the crossing rounds to it.
+_TOUCHING = ((0.0, 0.0, 0.0), (1.0, -1.0, 1.0), (3.0, 2.0, 0.0))
+
+
 @given(functions(), functions(), places)
+@example(_TOUCHING, ((0.0, 0.0, 1e-38),), 2.0)
 def test_upper_is_the_greater(first: Pieces, second: Pieces, place: float) -> None:
     assert _at(upper(first, second), place) == _near(max(_at(first, place), _at(second, place)))
 
 
 @given(functions(), values, slopes, places)
+@example(_TOUCHING, 0.0, 1e-38, 2.0)
+@example(_TOUCHING, 1e-20, 0.0, 2.0)
 def test_upper_line_is_the_greater(pieces: Pieces, a: float, b: float, place: float) -> None:
     assert _at(upper_line(pieces, a, b), place) == _near(max(_at(pieces, place), a + b * place))
 
 
 @given(functions(), st.floats(0, 500), st.floats(0, 1), places)
+@example(_TOUCHING, 1e-20, 0.3, 2.0)
 def test_overlapped_is_the_greater_and_a_share_of_the_smaller(
     pieces: Pieces, other: float, exposed: float, place: float
 ) -> None:

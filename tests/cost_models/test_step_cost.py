@@ -182,7 +182,11 @@ def test_engines_differ_in_their_decode_attention_and_what_a_row_adds() -> None:
     assert H200.in_engine(is_stock=False) is H200
     assert STOCK.in_engine(is_stock=True) is STOCK
     assert STOCK_TP4.is_stock
-    assert (STOCK_TP4.tp, STOCK_TP4.model, STOCK_TP4.hardware) == (4, QWEN_TP4.model, QWEN_TP4.hardware)
+    assert (STOCK_TP4.tp, STOCK_TP4.model, STOCK_TP4.hardware) == (
+        4,
+        QWEN_TP4.model,
+        QWEN_TP4.hardware,
+    )
     assert (STOCK_TP4.params, STOCK_TP4.heads) == (QWEN_TP4.params, QWEN_TP4.heads)
     back = STOCK.in_engine(is_stock=False)
     terms = H200.params.terms
@@ -197,11 +201,13 @@ def test_engines_differ_in_their_decode_attention_and_what_a_row_adds() -> None:
 
 
 def test_a_private_pass_reads_at_its_rate_or_computes_at_its() -> None:
-    """4 KiB a token of Llama, 4 flops for each of its 32 heads' 128 elements and each token."""
+    """4 KiB a token of Llama; 4 flops for each of 128 elements, of tiles of 64 rows for each of its
+    8 heads of keys and values.
+    """
     shape = _shape(H200, 64, 64 * 1000)
     for memory, compute, token_ns in (
         (0.5, 1.0, 4096 / (0.5 * 4800)),
-        (1.0, 0.01, 4 * 32 * 128 / (0.01 * 989_500)),
+        (1.0, 0.01, 4 * 8 * 64 * 128 / (0.01 * 989_000)),
     ):
         cost = _with(
             H200,
