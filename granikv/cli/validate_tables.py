@@ -21,6 +21,7 @@ def ladder_tables(ladder: "Ladder") -> Iterable[Table]:
         _schedules(ladder.runs),
         _requests(ladder),
         _distributions(ladder.runs),
+        _saturations(ladder),
         _steady(ladder.steady),
         _decisions(ladder),
     )
@@ -99,6 +100,16 @@ def _distributions(reports: Iterable["RunReport"]) -> Table:
                 f"{found.simulated[0] * unit:,.2f}",
                 *(f"{error:+.1%}" for error in found.quantile_errors),
             )
+    return table
+
+
+def _saturations(ladder: "Ladder") -> Table:
+    headers = ["workload", "live, requests/s", "simulated", "error"]
+    table = wide_table("Saturation: the rate at which TTFT p50 passes a second", headers)
+    for one in ladder.saturations:
+        rates = (one.live_per_s, one.simulated_per_s)
+        cells = ("not crossed" if rate is None else f"{rate:.2f}" for rate in rates)
+        table.add_row(one.workload, *cells, "" if one.error is None else f"{one.error:+.1%}")
     return table
 
 

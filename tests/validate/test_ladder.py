@@ -14,6 +14,7 @@ from granikv.validate.compare.ladder import climb, figures, grown, to_json, wind
 from granikv.validate.compare.live_run import read_live, server_config, settings_of
 from granikv.validate.compare.page import write_page
 from granikv.validate.compare.request_rung import compare_requests
+from granikv.validate.compare.saturation_rung import Load, saturations
 from granikv.validate.compare.shared_reads import SharedReads
 from granikv.validate.compare.step_rung import step_times
 
@@ -174,6 +175,42 @@ def test_the_best_choice_and_what_another_costs():
     assert not even.counts
 
 
+def test_the_rate_at_which_a_queue_begins():
+    def at(rate: float, live_s: float, simulated_s: float) -> Load:
+        return Load("one", rate, live_s, simulated_s)
+
+    # Live: 0.1 s at 4 and 10 s at 8, so 1 s half way. Simulated: 1 s at 7.
+    found = saturations([at(8, 10.0, 10.0**0.5), at(4, 0.1, 0.1), at(6, 1.0, 0.1**0.5)])
+    assert [one.workload for one in found] == ["one"]
+    assert found[0].live_per_s == pytest.approx(6.0)
+    assert found[0].simulated_per_s == pytest.approx(7.0)
+    assert found[0].error == pytest.approx(1 / 6)
+    (never,) = saturations([at(4, 0.1, 0.1), at(8, 0.2, 2.0)])
+    assert (never.live_per_s, never.error) == (None, None)
+    assert saturations([at(4, 0.1, 0.1)]) == []
+
+
+def test_loads_at_several_rates_say_where_the_queue_begins(tmp_path: Path):
+    for rate, name in ((10.0, 5), (300.0, 31)):
+        folder = write_run(tmp_path / f"at{rate:g}", requests=arrivals(200, rate))
+        header = json.loads((folder / "header.json").read_text())
+        header["trace"] = f"poisson-4096@{name}"  # names of rates without a window
+        (folder / "header.json").write_text(json.dumps(header))
+    ladder = climb([tmp_path])
+    (found,) = ladder.saturations
+    assert found.live_per_s is not None
+    assert found.error == pytest.approx(0.0, abs=1e-9)
+    assert any(name.startswith("saturation ") for name in figures(ladder))
+
+
+def test_servers_that_cannot_be_simulated_are_refused():
+    for flag in ({"disable_radix_cache": True}, {"page_size": 64}):
+        with pytest.raises(ConfigError, match="no simulation of a server without prefix cache"):
+            server_config({"scheduler": flag}, "granikv", SIZE_TOKENS)
+    graphs = server_config({"scheduler": {"decode_graph_rows": [1, 4]}}, "stock", SIZE_TOKENS)
+    assert graphs.graph_batch_sizes == (1, 4)
+
+
 def test_repeats_say_how_much_an_error_means(tmp_path: Path):
     requests = arrivals()
     write_run(tmp_path / "a", requests=requests)
@@ -220,5 +257,5 @@ def test_the_window_of_a_known_cell(tmp_path: Path):
     assert window_of(run) is None
     header = run.header.model_copy(update={"trace": "poisson-8192"})
     assert window_of(replace(run, header=header)) == (64, 512)
-    told = run.header.model_copy(update={"flags": {"window": [3, 9]}})
-    assert window_of(replace(run, header=told)) == (3, 9)
+    below = run.header.model_copy(update={"trace": "mixed@8"})
+    assert window_of(replace(run, header=below)) is None

@@ -14,6 +14,7 @@ from granikv.validate.compare.error_measures import Errors, spread
 from granikv.validate.compare.live_run import LiveRun, read_live
 from granikv.validate.compare.replay import Replayed, cost_of, replay
 from granikv.validate.compare.request_rung import RequestComparison, compare_requests
+from granikv.validate.compare.saturation_rung import Load, Saturation, saturations
 from granikv.validate.compare.schedule_rung import ScheduleComparison, compare_schedule
 from granikv.validate.compare.steady_rung import SteadyComparison, compare_steady
 from granikv.validate.compare.step_rung import StepTimes, step_times
@@ -45,6 +46,7 @@ class Ladder:
     """All rungs.
 
     Attributes:
+        saturations: where queues begin, of workloads that ran at several rates.
         spreads: `LiveRun.identity` to the spread of its repeats: throughput, TTFT and TPOT at p50;
             only where there are repeats.
     """
@@ -52,6 +54,7 @@ class Ladder:
     runs: list[RunReport]
     steady: list[SteadyComparison]
     decisions: list[Decision]
+    saturations: list[Saturation]
     spreads: dict[tuple[str, ...], dict[str, float]]
 
 
@@ -77,7 +80,13 @@ def climb(
         steady += compare_steady(Results(file).rows(), params)
         if on_progress is not None:
             on_progress(len(folders) + number + 1, len(folders) + len(files))
-    return Ladder(reports, steady, decide(_outcomes(reports, steady)), _spreads(reports))
+    return Ladder(
+        reports,
+        steady,
+        decide(_outcomes(reports, steady)),
+        saturations(_loads(reports)),
+        _spreads(reports),
+    )
 
 
 def _found(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
@@ -100,15 +109,17 @@ def _found(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
 
 def window_of(run: LiveRun) -> tuple[int, int] | None:
     """Finishes before and in the steady window of a run past saturation, None for other runs."""
-    told = run.header.flags.get("window")
-    if isinstance(told, list):
-        skip, count = map(int, map(str, told))
-        return skip, count
+    cell = _cell_of(run)
+    return cell.window if cell is not None else None
+
+
+def _cell_of(run: LiveRun) -> PoissonCell | None:
+    """The cell of the serving benchmark with arrivals that a run is of, None for other runs."""
     try:
         (cell,) = cells([run.header.trace])
     except ConfigError:
         return None
-    return cell.window if isinstance(cell, PoissonCell) else None
+    return cell if isinstance(cell, PoissonCell) else None
 
 
 def _report(run: LiveRun, params: GpuParams | None) -> RunReport:
@@ -139,6 +150,19 @@ def _outcomes(
         setting = _words(run.variant, json.dumps(run.settings, sort_keys=True))
         live, simulated = found.live_tokens_per_s, found.simulated_tokens_per_s
         yield Outcome(workload, run.variant, setting, live, simulated)
+
+
+def _loads(reports: Iterable[RunReport]) -> Iterable[Load]:
+    for report in reports:
+        run, cell = report.run, _cell_of(report.run)
+        found = None if report.requests is None else report.requests.times.get("ttft_s")
+        if cell is None or found is None:
+            continue
+        lengths = "+".join(map(str, sorted(cell.prefixes)))
+        settings = json.dumps(run.settings, sort_keys=True)
+        size = f"{run.header.size_tokens:,} tokens"
+        workload = _words(f"{run.header.model} behind {lengths}, {size},", run.variant, settings)
+        yield Load(workload, cell.rate_per_s, found.live[0], found.simulated[0])
 
 
 def _words(*parts: str) -> str:
@@ -180,6 +204,9 @@ def figures(ladder: Ladder) -> dict[str, float]:
     for decision in ladder.decisions:
         if decision.counts:
             found[f"{decision.question} {decision.workload}"] = decision.loss
+    for one in ladder.saturations:
+        if one.error is not None:
+            found[f"saturation {one.workload}"] = abs(one.error)
     return found
 
 
@@ -207,6 +234,7 @@ def to_json(ladder: Ladder) -> dict[str, Any]:
         "runs": [_run_json(report, ladder.spreads) for report in ladder.runs],
         "steady": [asdict(one) | {"error": one.error} for one in ladder.steady],
         "decisions": [asdict(one) | {"counts": one.counts} for one in ladder.decisions],
+        "saturations": [asdict(one) | {"error": one.error} for one in ladder.saturations],
         "figures": figures(ladder),
     }
 

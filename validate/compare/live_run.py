@@ -141,9 +141,16 @@ def server_config(
         )
     # What the server resolved goes before what it was given.
     told = {**flags, **(flags.get("engine") or {}), **(flags.get("scheduler") or {})}
+    if told.get("disable_radix_cache") or int(told.get("page_size") or 1) > 1:
+        raise ConfigError(
+            "There is no simulation of a server without prefix cache or with pages of several "
+            "tokens; leave that run out."
+        )
     fields = ("chunked_prefill_size", "max_prefill_tokens", "max_running_requests")
     fields += ("schedule_policy", "schedule_conservativeness")
     scheduler = {name: told[name] for name in fields if told.get(name) is not None}
+    if graphs := told.get("decode_graph_rows"):
+        scheduler["graph_batch_sizes"] = tuple(graphs)
     return ServerConfig(
         system="sglang" if variant == "stock" else "granikv",
         size_tokens=size_tokens,
