@@ -24,8 +24,8 @@ _ROW_CELLS = 13 * _STEPS_PER_OCTAVE
 # Two-call plans pay a latency for every mode that they use, so each set of modes is tried.
 _SERIAL_MODES = ((1,), (2,), (1, 2))
 N_SERIAL = len(_SERIAL_MODES)
-# The weights, and all segments in one mode.
-N_FUSED = _N_WEIGHTS + 2
+# The weights over all modes, over those that share the private pass's launch, and all in one mode.
+N_FUSED = 2 * _N_WEIGHTS + 2
 
 
 def bucket_of(tokens: int) -> int:
@@ -91,8 +91,10 @@ class CellGrid:
         scores = (weights + (1 - weights) * exposed) * self.prefix
         scores += (1 - weights + weights * exposed) * self.private
         weighted = np.where((mode == 0) | is_hot, scores, np.inf).argmin(axis=1)
+        # A dense pass brings its latency, which the weights do not know: the best mix without one.
+        one_launch = np.where((mode == 0) | (is_hot & (mode == 1)), scores, np.inf).argmin(axis=1)
         only = [np.where(is_hot[0], fixed, 0) for fixed in (1, 2)]
-        self.fused_modes = [*weighted, *only]
+        self.fused_modes = [*weighted, *one_launch, *only]
         # One gather and one sum over a step's segments give every term that `_cheapest` compares.
         columns = [self.private[0]]
         for modes in self.serial_modes:
