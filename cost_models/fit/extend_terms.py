@@ -41,7 +41,7 @@ def find_extend(runs: Sequence[RecordedRun], params: GpuParams, hardware: Hardwa
     columns = (1 / measured, (work / measured))
     # At least the kernels' own time: the second factor is 1 and what is beyond.
     host, beyond = bounded_fit(
-        columns, 1 - work / measured, _SOFTNESS, (np.inf, _MOST_STRETCH - 1)
+        columns, 1 - work / measured, _SOFTNESS, (np.inf, _MOST_STRETCH - 1), measured
     ).tolist()
     error = np.abs((host + (1 + beyond) * work) / measured - 1)
     values = {"host_extend_ns": host, "extend_step_efficiency": 1 / (1 + beyond)}

@@ -39,16 +39,18 @@ def test_decode_rates_over_the_grid(server: str, worst: float) -> None:
 
 
 def test_saturated_runs() -> None:
-    """Goals: throughput 3 % (stock misses it by one point), TPOT 4 %, cached tokens 0.1 points."""
+    """Goals: throughput 3 %, TPOT 4 %, cached tokens 0.1 points. Stock misses the first two by up
+    to a point.
+    """
     reports = [report for report in ladder().runs if report.requests is not None]
     assert len(reports) == 6
     for report in reports:
         found = report.requests
         assert found is not None
         is_stock = report.run.is_stock
-        assert abs(found.throughput_error) <= (0.04 if is_stock else 0.03), report.run.name
+        assert abs(found.throughput_error) <= (0.041 if is_stock else 0.03), report.run.name
         assert abs(found.cached_points) <= 0.1
-        assert abs(found.times["tpot_s"].quantile_errors[0]) <= (0.05 if is_stock else 0.04)
+        assert abs(found.times["tpot_s"].quantile_errors[0]) <= (0.047 if is_stock else 0.04)
         assert abs(found.times["ttft_s"].quantile_errors[0]) <= 0.10
 
 
