@@ -3,14 +3,16 @@
 import difflib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from granikv.core.errors import ConfigError
 from granikv.core.marginal import MarginalPolicy
-from granikv.core.repartition import RepartitionPolicy, StaticPolicy
+from granikv.core.repartition import RepartitionPolicy, StaticPolicy, Window
 from granikv.core.watermark import WatermarkPolicy
 
 _POLICIES: dict[str, Callable[[], RepartitionPolicy]] = {
@@ -64,8 +66,31 @@ def _from_file(path: Path, class_name: str) -> RepartitionPolicy:
             f"Repartition policy {class_name} of {path} has no method observe; add"
             " observe(self, window), which returns HOT tokens or None."
         )
-    checked: RepartitionPolicy = policy
-    return checked
+    return _OwnPolicy(policy, path.absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class _OwnPolicy:
+    """A user's policy; what it raises is the user's to correct, not a bug in GraniKV."""
+
+    policy: RepartitionPolicy
+    path: Path
+
+    def observe(self, window: Window) -> int | None:
+        """Ask the policy.
+
+        Raises:
+            ConfigError: it raised anything; the message says in which line of its file.
+        """
+        try:
+            return self.policy.observe(window)
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            own = [frame.lineno for frame in frames if Path(frame.filename) == self.path]
+            raise ConfigError(
+                f"Repartition policy {type(self.policy).__name__} of {self.path} failed"
+                f"{f' in line {own[-1]}' if own else ''} ({_in_words(error)}); correct it."
+            ) from error
 
 
 def _load(path: Path) -> ModuleType:

@@ -69,6 +69,14 @@ def test_what_cannot_be_used(file, name, message):
         make_policy(name.format(file=file))
 
 
+def test_a_policy_that_fails_later_is_named_with_its_line(file, monkeypatch):
+    monkeypatch.chdir(file.parent)
+    file.write_text("class Own:\n    def observe(self, window):\n        return window.no_such\n")
+    policy = make_policy("own.py:Own")
+    with pytest.raises(ConfigError, match=r"Own of .*own\.py failed in line 3 \(AttributeError: "):
+        policy.observe(None)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [("def broken(:\n", "SyntaxError"), ("import no_such_module_here\n", "ModuleNotFoundError")],
