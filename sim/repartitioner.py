@@ -1,7 +1,8 @@
 """Repartitioner: asks the RepartitionPolicy at intervals and moves the boundary piece by piece.
 
-Growing HOT relocates the COLD tokens in the way, shrinking waits for slabs in the way to become
-idle and evicts them; no step copies more than a budget, and no request is dropped.
+Growing HOT evicts cached COLD tokens until the rest fits behind the new boundary, and relocates
+what is in the way; shrinking evicts the idle slabs in the way and ends above the highest one that
+is in use. No step copies more than a budget, and no request is dropped.
 """
 
 from collections import Counter
@@ -9,7 +10,9 @@ from collections import Counter
 import numpy as np
 
 from granikv.core.errors import ConfigError
-from granikv.core.repartition import StaticPolicy, Window, make_policy
+from granikv.core.migration import Migration
+from granikv.core.policies import make_policy
+from granikv.core.repartition import RepartitionPolicy, StaticPolicy, Window
 from granikv.sim.config import ServerConfig
 from granikv.sim.pools import Pools
 from granikv.sim.scheduler import Scheduler
@@ -23,11 +26,14 @@ class Repartitioner:
         self.moves = 0
         self.next_look_ns = int(config.policy_interval_s * 1e9)
         self._pools = pools
-        self._policy = make_policy(config.repartition)
+        # A stock engine has no HOT to move.
+        self._policy: RepartitionPolicy = (
+            StaticPolicy() if config.is_stock else make_policy(config.repartition)
+        )
         self._budget_tokens = config.move_tokens_per_step
         self._interval_ns = self.next_look_ns
         self._seen_misses: Counter[str] = Counter()
-        self._seen = (0, 0, 0)
+        self._seen = (0, 0, 0, 0)
 
     @property
     def is_active(self) -> bool:
@@ -54,19 +60,35 @@ class Repartitioner:
 
     def _begin(self, hot_tokens: int, scheduler: Scheduler) -> int:
         allocator = self._pools.allocator
-        if not 0 <= hot_tokens < allocator.size_tokens:
+        if not isinstance(hot_tokens, int) or not 0 <= hot_tokens < allocator.size_tokens:
             raise ConfigError(
-                f"The repartition policy asked for {hot_tokens} HOT tokens; it must stay within 0 "
-                f"and {allocator.size_tokens - 1}."
+                f"The repartition policy asked for {hot_tokens} HOT tokens; it must ask for a whole"
+                f" number from 0 to {allocator.size_tokens - 1}, or return None."
             )
         # Requests that were let in under the old boundary must still fit.
         if not scheduler.all_fit(allocator.size_tokens - hot_tokens):
             return 0
-        migration = allocator.plan_move(hot_tokens)
-        if not migration.feasible:
+        migration = self._plan(hot_tokens)
+        if migration is None:
             return 0
         allocator.begin_move(migration)
         return self._move_piece()
+
+    def _plan(self, hot_tokens: int) -> Migration | None:
+        """The move to `hot_tokens`, or as near as it can end; None when it cannot begin."""
+        allocator = self._pools.allocator
+        growth = hot_tokens - allocator.hot_tokens
+        if growth > 0:
+            # As many free slots as the region is long: then what is held there fits behind it.
+            if growth > allocator.cold_free + self._pools.index.evictable_tokens:
+                return None
+            self._pools.index.ensure_cold(growth)
+            return allocator.plan_move(hot_tokens)
+        # A fence around a slab that is in use would withhold its surroundings for as long as that.
+        lowest = self._pools.directory.highest_slot_in_use()
+        if lowest >= allocator.hot_tokens:
+            return None
+        return allocator.plan_move(max(hot_tokens, lowest))
 
     def _move_piece(self) -> int:
         pools, allocator = self._pools, self._pools.allocator
@@ -90,8 +112,14 @@ class Repartitioner:
         pools = self._pools
         allocator, directory = pools.allocator, pools.directory
         misses = Counter(directory.misses)
-        now = (directory.hot_miss_tokens, directory.evictions, retractions)
+        now = (
+            directory.hot_miss_tokens,
+            directory.evictions,
+            scheduler.cold_refusals,
+            retractions,
+        )
         since = [a - b for a, b in zip(now, self._seen, strict=True)]
+        segments = pools.groups.segments()
         window = Window(
             now_s=now_s,
             size_tokens=allocator.size_tokens,
@@ -101,12 +129,16 @@ class Repartitioner:
             largest_free_run=allocator.largest_free_run,
             cold_used=allocator.cold_used,
             cold_free=allocator.cold_free,
+            cold_evictable=pools.index.evictable_tokens,
             cold_waiting_tokens=sum(s.fill_tokens for s in scheduler.waiting),
             hot_misses=dict(misses - self._seen_misses),
             hot_miss_tokens=since[0],
             evictions=since[1],
-            retractions=since[2],
-            rows_per_slab=tuple((s.length, s.rows) for s in pools.groups.segments() if s.base),
+            cold_refusals=since[2],
+            retractions=since[3],
+            private_tokens=pools.batch.context_tokens - pools.groups.shared_tokens,
+            rows_per_slab=tuple((s.length, s.rows) for s in segments if s.base),
+            rows_per_cold_run=tuple((s.length, s.rows) for s in segments if not s.base),
         )
         self._seen_misses, self._seen = misses, now
         return window

@@ -82,6 +82,7 @@ class Scheduler:
         self.is_full = False
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
         self.copied_tokens = 0
+        self.cold_refusals = 0
         self._config = config
         self._index = index
         self._batch = batch
@@ -179,12 +180,12 @@ class Scheduler:
         extend = state.fill_tokens - cursor.depth
         needed = extend + _expected_output(state) + 1
         if needed >= budget.total_tokens:
-            self.is_full = True
+            self._refuse()
             return None
         self._index.lock(cursor.node)
         if needed >= budget.total_tokens:  # locking took evictable tokens away
             self._index.unlock(cursor.node)
-            self.is_full = True
+            self._refuse()
             return None
         truncated = extend > budget.chunk_tokens
         take = budget.chunk_tokens if truncated else extend
@@ -199,6 +200,11 @@ class Scheduler:
             self.copied_tokens += self._placement.admit(state, path, now_s)
         budget.charge(take, 0 if truncated else _charged_output(state))
         return PrefillItem(state, cursor.depth, take, truncated)
+
+    def _refuse(self) -> None:
+        """COLD has no room for the first queued request: close admission."""
+        self.is_full = True
+        self.cold_refusals += 1
 
     def take_slots(self, items: list[PrefillItem]) -> None:
         """Allocate the new tokens' slots; nothing else touches the pools while a step runs."""

@@ -138,7 +138,7 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 class _UpAndDown:
-    """Moves the boundary up once and later down once."""
+    """Moves the boundary up once, and later down as far as the slabs in use allow."""
 
     def __init__(self) -> None:
         self.looks = 0
@@ -147,9 +147,7 @@ class _UpAndDown:
         self.looks += 1
         if self.looks == 2:
             return window.hot_tokens + window.size_tokens // 5
-        if self.looks == 8:
-            return window.hot_tokens - window.size_tokens // 4
-        return None
+        return 0 if self.looks >= 8 else None
 
 
 _SIZE_TOKENS = 9000
@@ -225,7 +223,7 @@ def _assert_everything_happened(bench: Bench, called: Counter[tuple[str, str]]) 
     }.items():
         for method in methods:
             assert called[target, method] > 0, f"no {target}.{method} was recorded"
-    assert called["allocator", "finish_move"] == 2
+    assert called["allocator", "finish_move"] >= 2
     assert bench.engine.repartitioner.moved_tokens > 0
     assert bench.pools.placement is not None
     assert bench.pools.placement.promoted_tokens > 0

@@ -113,7 +113,12 @@ class ServerGroup:
         ),
     ] = "auto"
     repartition: Annotated[
-        str, typer.Option(help="Policy that moves the HOT/COLD boundary.", rich_help_panel=_SERVER)
+        str,
+        typer.Option(
+            help="Policy that moves the HOT/COLD boundary: static, watermark, marginal, or your own"
+            " as path/to/file.py:Name.",
+            rich_help_panel=_SERVER,
+        ),
     ] = "static"
     router: Annotated[
         str,
@@ -132,7 +137,7 @@ class ServerGroup:
             ConfigError: a name is not known, a value is out of range, or the model does not fit.
         """
         from granikv.core.admission import make_admission
-        from granikv.core.repartition import make_policy
+        from granikv.core.policies import make_policy
         from granikv.cost_models.hardware import load_hardware
         from granikv.cost_models.memory import server_defaults
         from granikv.cost_models.models import load_model

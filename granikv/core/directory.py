@@ -322,6 +322,14 @@ class SlabDirectory:
         ]
         return [(node, locked) for _, node, locked in sorted(blocking)]
 
+    def highest_slot_in_use(self) -> int:
+        """Last HOT slot that a request holds or a prefill may write: a boundary at or above it has
+        only idle slabs in its way; 0 when there is none.
+        """
+        ends = [resident.slab.end for resident in self._residents.values() if resident.locks]
+        ends += [r.slab.end for r in self._reservations if r.slab is not None]
+        return max(ends, default=1) - 1
+
     def check_integrity(self) -> None:
         """Check that the allocator knows exactly the slabs of nodes and open reservations.
 

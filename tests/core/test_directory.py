@@ -464,6 +464,18 @@ def test_a_slab_that_ends_at_the_new_boundary_blocks_nothing():
     assert directory.blocked_by(allocator.plan_move(9)) == [(1, True)]
 
 
+def test_the_highest_slot_in_use():
+    """Slabs 1..8 and 9..12: idle ones do not count, locked ones and open reservations do."""
+    directory = filled(SharedAdmission(1, 1), 8, 4)
+    assert directory.highest_slot_in_use() == 0
+    directory.lock(1)
+    assert directory.highest_slot_in_use() == 8
+    reservation = directory.reserve(view(9, 5))
+    assert directory.highest_slot_in_use() == 17
+    directory.release(reservation)
+    assert directory.highest_slot_in_use() == 8
+
+
 def test_chunked_prefill_of_nested_nodes():
     directory = SlabDirectory(HotColdAllocator(40, 20), PaperAdmission())
     reservation = directory.reserve(view(1, 12))

@@ -113,6 +113,15 @@ def test_jumping_equals_stepping_while_the_boundary_moves(
         _assert_equal(*_both(requests, moving))
 
 
+@settings(max_examples=40)
+@given(workloads(), servers(), st.sampled_from(["watermark", "marginal"]))
+def test_jumping_shows_policies_the_same_windows(
+    requests: list[Request], config: ServerConfig, name: str
+) -> None:
+    update = {"system": "granikv", "policy_interval_s": 0.01, "repartition": name}
+    _assert_equal(*_both(requests, config.model_copy(update=update)))
+
+
 def test_a_boundary_that_moves_is_in_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(repartitioner, "make_policy", lambda name: _Wanderer())
     requests = [Request(i, 0.05 * i, prompt((1, 300), (9 + i, 80)), 100) for i in range(30)]
