@@ -21,15 +21,16 @@ from granikv.sim.scheduler import Scheduler
 class Repartitioner:
     """One replica's boundary: the policy decides, the allocator plans, this carries out."""
 
-    def __init__(self, config: ServerConfig, pools: Pools) -> None:
+    def __init__(
+        self, config: ServerConfig, pools: Pools, policy: RepartitionPolicy | None = None
+    ) -> None:
         self.moved_tokens = 0
         self.moves = 0
         self.next_look_ns = int(config.policy_interval_s * 1e9)
         self._pools = pools
-        # A stock engine has no HOT to move.
-        self._policy: RepartitionPolicy = (
-            StaticPolicy() if config.is_stock else make_policy(config.repartition)
-        )
+        if config.is_stock:  # it has no HOT to move
+            policy = StaticPolicy()
+        self._policy = make_policy(config.repartition) if policy is None else policy
         self._budget_tokens = config.move_tokens_per_step
         self._interval_ns = self.next_look_ns
         self._seen_misses: Counter[str] = Counter()
