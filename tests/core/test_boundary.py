@@ -86,6 +86,12 @@ class Tree:
         if node in self.locked:
             self.locked.add(self.last)
 
+    def drop(self, node: int) -> None:
+        if node in self.cold:
+            self.allocator.free_cold(self.cold.pop(node))
+        else:
+            self.evict_hot(node)
+
     def read(self, node: int) -> list[int]:
         slots = self.cold[node] if node in self.cold else self.hot[node].slots()
         return self.kv[slots].tolist()
@@ -128,10 +134,23 @@ class Tree:
 class BoundaryMachine(RuleBasedStateMachine):
     """A server that goes on serving while its boundary moves."""
 
-    @initialize(hot=st.integers(0, 40), budget=st.integers(1, 12))
-    def start(self, hot, budget):
-        self.tree = Tree(hot, budget)
-        self.budget = budget
+    @initialize(
+        hot=st.integers(10, 45),
+        budget=st.integers(1, 12),
+        slabs=st.lists(st.integers(1, 8), min_size=4, max_size=16),
+        runs=st.lists(st.integers(1, 8), max_size=8),
+        fate=st.lists(st.sampled_from(["held", "cached", "gone"]), min_size=24, max_size=24),
+    )
+    def start(self, hot, budget, slabs, runs, fate):
+        """A pool with gaps: some prefixes are held, some cached, some have left."""
+        self.tree, self.budget = Tree(hot, budget), budget
+        nodes = [self.tree.new_hot(n) for n in slabs] + [self.tree.new_cold(n) for n in runs]
+        made = [node for node in nodes if node is not None]
+        for node, what in zip(made, fate, strict=False):
+            if what == "held":
+                self.tree.lock(node)
+            elif what == "gone":
+                self.tree.drop(node)
 
     def some(self, nodes, pick):
         return sorted(nodes)[pick % len(nodes)] if nodes else None
@@ -181,13 +200,14 @@ class BoundaryMachine(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="only one move"):
                 tree.boundary.begin(hot)
 
-    @precondition(lambda self: not self.tree.boundary.is_moving)
+    @precondition(lambda self: self.has_gaps and not self.tree.boundary.is_moving)
     @rule()
     def compact(self):
-        tree = self.tree
-        gaps = tree.allocator.largest_free_run < tree.allocator.hot_free
-        assert gaps or not tree.boundary.compact()
-        tree.boundary.compact()
+        self.tree.boundary.compact()
+
+    @property
+    def has_gaps(self):
+        return self.tree.allocator.largest_free_run < self.tree.allocator.hot_free
 
     @rule(steps=st.integers(1, 4))
     def steps(self, steps):
@@ -233,23 +253,30 @@ def hot_tree(*lengths: int, hot_tokens: int = 30, budget: int = 4) -> tuple[Tree
     return tree, nodes
 
 
-def drop(tree: Tree, node: int) -> None:
+def leave(tree: Tree, node: int) -> None:
     tree.unlock(node)
     tree.evict_hot(node)
 
 
 def advance(tree: Tree) -> list[int]:
-    """Tokens copied by each step until nothing moves."""
+    """Tokens copied by each step until nothing moves; all is read as it was written."""
     copied = []
     while tree.boundary.is_moving:
         copied.append(tree.boundary.advance())
+    for node in (*tree.cold, *tree.hot):
+        assert tree.read(node) == tree.marks[node]
     return copied
+
+
+def test_a_pool_in_one_piece_is_not_compacted():
+    tree, _ = hot_tree(4, 8)
+    assert not tree.boundary.compact()
 
 
 def test_shrinking_carries_a_slab_in_use_into_a_gap_below():
     """Slabs of 10, 4 and 6 tokens; the first one leaves, and the last one fits there."""
     tree, (first, second, last) = hot_tree(10, 4, 6)
-    drop(tree, first)
+    leave(tree, first)
     assert tree.boundary.begin(14)
     assert advance(tree) == [4, 2]
     assert tree.allocator.hot_tokens == 14
@@ -260,7 +287,7 @@ def test_shrinking_carries_a_slab_in_use_into_a_gap_below():
 
 def test_shrinking_ends_above_a_slab_in_use_that_fits_nowhere():
     tree, (first, second) = hot_tree(10, 12)
-    drop(tree, first)
+    leave(tree, first)
     assert tree.boundary.begin(5)
     assert advance(tree) == [0]
     assert tree.allocator.hot_tokens == 22
@@ -269,7 +296,7 @@ def test_shrinking_ends_above_a_slab_in_use_that_fits_nowhere():
 
 def test_shrinking_keeps_an_idle_slab_that_fits_below_and_evicts_one_that_does_not():
     tree, (first, second, last) = hot_tree(6, 6, 10)
-    drop(tree, first)
+    leave(tree, first)
     tree.unlock(second)
     tree.unlock(last)
     assert tree.boundary.begin(6)
@@ -292,8 +319,8 @@ def test_shrinking_waits_for_no_prefill():
 def test_compaction_makes_one_gap_of_two():
     """Gaps of 6 and 4 tokens before the free end; slabs of 4 and 8 in between."""
     tree, (first, small, gap, large) = hot_tree(6, 4, 4, 8, hot_tokens=22)
-    drop(tree, first)
-    drop(tree, gap)
+    leave(tree, first)
+    leave(tree, gap)
     assert tree.allocator.largest_free_run == 6
     assert tree.boundary.compact()
     assert advance(tree) == [4, 0]
@@ -303,12 +330,12 @@ def test_compaction_makes_one_gap_of_two():
 
 def test_a_slab_that_is_evicted_while_it_is_copied_leaves_no_copy():
     tree, (first, second) = hot_tree(10, 8)
-    drop(tree, first)
+    leave(tree, first)
     assert tree.boundary.begin(9)
     tree.boundary.advance()
     tree.unlock(second)
     tree.evict_hot(second)
-    advance(tree)
+    assert advance(tree) == [0]
     assert tree.allocator.hot_tokens == 9
     assert tree.allocator.hot_used == 0
 
