@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 from granikv import __version__
 from granikv.cost_models.coverage import ORDER
 from granikv.planner.cells import CellResult
+from granikv.planner.gain import CONFIDENCE
 from granikv.planner.page_figures import (
     cascade_gain,
     distributions_figures,
@@ -20,7 +21,7 @@ from granikv.planner.page_figures import (
 )
 from granikv.planner.plan import coverage
 from granikv.planner.search import REFERENCE_FRACTION, Findings
-from granikv.planner.verdict import CONFIDENCE, Verdict
+from granikv.planner.verdict import Verdict
 from granikv.planner.words import OBJECTIVES
 
 _CONFIG = {"displayModeBar": False, "responsive": True}

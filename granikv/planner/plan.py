@@ -1,7 +1,6 @@
 """plan: the whole of `granikv plan` without its terminal - task to findings, verdict and files."""
 
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from granikv.core.errors import ConfigError
 from granikv.cost_models.coverage import ORDER, Coverage
 from granikv.planner.cells import PlanTask
+from granikv.planner.parallel import ignore_interrupts
 from granikv.planner.search import (
     MAX_REPLICAS,
     SLO_SHARE,
@@ -56,21 +56,11 @@ def make_plan(
             on_stage("Overloaded: finding the number of replicas")
             _need(findings)
     except KeyboardInterrupt:
-        _ignore_interrupts()
+        ignore_interrupts()
         findings.is_partial = True
     verdict = _try_judge(findings)
     write_plan(findings, verdict, out / "plan.json")
     return findings, verdict
-
-
-def _ignore_interrupts() -> None:
-    """From here on only what is there is written. One interrupt may arrive twice (polars raises its
-    own besides Python's), and a second Ctrl-C must not lose the results either.
-    """
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _enough_replicas(findings: Findings) -> int:
