@@ -98,7 +98,8 @@ def _show(
     findings: "Findings", verdict: "Verdict | None", out: Path, facts: dict[str, str]
 ) -> None:
     from granikv.cli.tables import plan_table
-    from granikv.planner.page import provenance_line, write_page
+    from granikv.planner.page import write_page
+    from granikv.planner.provenance import provenance_line
 
     if findings.results:
         results().print(plan_table(findings, verdict))

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from granikv.core.errors import ConfigError
-from granikv.cost_models.coverage import ORDER, Coverage
 from granikv.planner.cells import PlanTask
 from granikv.planner.parallel import ignore_interrupts
+from granikv.planner.provenance import coverage, task_json
 from granikv.planner.search import (
     MAX_REPLICAS,
     SLO_SHARE,
@@ -96,30 +96,12 @@ def _try_judge(findings: Findings) -> Verdict | None:
     return replace(verdict, sentences=recommend(verdict, findings))
 
 
-def coverage(findings: Findings) -> dict[str, Coverage]:
-    """How well measurements cover each term that any nominal run used; the worst of all runs."""
-    worst: dict[str, Coverage] = {}
-    for cell, result in findings.results.items():
-        if cell.seed == 0:
-            for term, found in result.coverage.items():
-                worst[term] = max(worst.get(term, found), found, key=ORDER.index)
-    return worst
-
-
 def write_plan(findings: Findings, verdict: Verdict | None, path: Path) -> None:
     """Write plan.json: the question, the answer, every cell."""
-    task = findings.task
     body: dict[str, Any] = {
         "format": "granikv-plan-1",
         "is_partial": findings.is_partial,
-        "trace": str(task.trace),
-        "model": task.model.name,
-        "gpu": task.hardware.name,
-        "tp": task.tp,
-        "slo": asdict(task.slo),
-        "server": task.server.model_dump(mode="json"),
-        "size_source": task.size_source,
-        "router": task.router,
+        **task_json(findings.task),
         "replicas": findings.replicas,
         "needed_replicas": findings.needed_replicas,
         "seeds": findings.seeds,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from granikv.planner.objective import score
-from granikv.planner.page import comparison, provenance_line, write_page
+from granikv.planner.page import comparison, write_page
+from granikv.planner.provenance import provenance_line
 from granikv.planner.search import Findings
 from granikv.sim.metrics import Slo
 
