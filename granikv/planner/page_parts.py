@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from granikv import __version__
 
+_MOST_COLUMNS = 3
 _CONFIG = {"displayModeBar": False, "responsive": True}
 
 # Headers, and the cells of each row by its name.
@@ -80,7 +81,8 @@ def _figures(sections: Sequence[Section]) -> str:
     for section in sections:
         parts.append(f"<h2>{escape(section.title)}</h2><p class=note>{escape(section.note)}</p>")
         # The number of columns is fixed before the scripts run: they measure their own width once.
-        parts.append(f"<div class='grid of{len(section.figures)}'>")
+        columns = len(section.figures) if len(section.figures) <= _MOST_COLUMNS else 2
+        parts.append(f"<div class='grid of{columns}'>")
         for name, figure in section.figures.items():
             html = figure.to_html(_CONFIG, full_html=False, include_plotlyjs=is_first)
             is_first = False
