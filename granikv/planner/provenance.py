@@ -119,7 +119,7 @@ def assumptions(runs: Runs) -> dict[str, str]:
 
 def parameters(task: PlanTask) -> Table:
     """Headers, and cells by name of the cost model's parameter."""
-    rows = {}
+    rows: dict[str, tuple[str, ...]] = {}
     for name, p in task.params.terms.items():
         numbers = (p.summary, f"{p.rel_error:.0%}", f"{p.rows_used:,}")
         rows[name] = (*numbers, p.provenance, p.source)

@@ -50,8 +50,10 @@ class Findings:
         return [self.results[cell] for cell in cells if cell in self.results]
 
 
-def parse_fractions(text: str) -> tuple[float, ...]:
+def parse_fractions(text: str, flag: str = "--fp") -> tuple[float, ...]:
     """`auto`, one fraction, or `low:high`; 0.2 is always among a range's points, to compare with.
+
+    `flag` is the option that errors name.
 
     Raises:
         ConfigError: not of that form, or outside (0, 1).
@@ -64,11 +66,11 @@ def parse_fractions(text: str) -> tuple[float, ...]:
         parts = []
     if len(parts) not in (1, 2) or not all(0.0 < part < 1.0 for part in parts):
         raise ConfigError(
-            f"--fp must be auto, a fraction inside (0, 1) or a range like 0.05:0.6, got {text}."
+            f"{flag} must be auto, a fraction inside (0, 1) or a range like 0.05:0.6, got {text}."
         )
     low, high = parts[0], parts[-1]
     if low > high:
-        raise ConfigError(f"--fp {text} runs backwards; write the smaller fraction first.")
+        raise ConfigError(f"{flag} {text} runs backwards; write the smaller fraction first.")
     if low == high:
         return (low,)
     step = (high - low) / (_RANGE_POINTS - 1)
