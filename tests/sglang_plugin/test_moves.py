@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5.17")
 
 from sglang.srt.managers.schedule_policy import AddReqResult  # noqa: E402
-from tree_support import MarkedServer  # noqa: E402
+from tree_support import ErasingHolders, MarkedServer  # noqa: E402
 
 from granikv.core.admission import SharedAdmission  # noqa: E402
 from granikv.core.boundary import Boundary  # noqa: E402
@@ -62,10 +62,8 @@ def admit(server, prompt=PROMPT, max_new_tokens=20):
 
 
 def make_boundary(server, budget_tokens=2):
-    allocator = server.allocator
-    return Boundary(
-        allocator.core, allocator.directory, ServerHolders(server.scheduler), budget_tokens
-    )
+    core, directory = server.allocator.core, server.allocator.directory
+    return Boundary(core, directory, ErasingHolders(server), budget_tokens)
 
 
 def finish(server, boundary):

@@ -18,12 +18,19 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: E402
-from tree_support import PICK, PROMPT, ROWS, MarkedServer, Server, mark  # noqa: E402
+from tree_support import (  # noqa: E402
+    PICK,
+    PROMPT,
+    ROWS,
+    ErasingHolders,
+    MarkedServer,
+    Server,
+    mark,
+)
 
 from granikv.core.admission import PaperAdmission, SharedAdmission  # noqa: E402
 from granikv.core.boundary import Boundary  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
-from granikv.sglang_plugin.holders import ServerHolders  # noqa: E402
 from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
 
 
@@ -55,8 +62,8 @@ class TreeMachine(RuleBasedStateMachine):
                     self.server.finish(self.server.running[-1], is_insert=True)
 
     def make_boundary(self):
-        allocator, holders = self.server.allocator, ServerHolders(self.server.scheduler)
-        self.boundary = Boundary(allocator.core, allocator.directory, holders, self.budget)
+        core, directory = self.server.allocator.core, self.server.allocator.directory
+        self.boundary = Boundary(core, directory, ErasingHolders(self.server), self.budget)
 
     @precondition(lambda self: not self.boundary.is_moving)
     @rule(hot=st.integers(0, 49))

@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from granikv.sglang_plugin.holders import ServerHolders
 from granikv.sglang_plugin.promotion import promote_ready
 
 ROWS, CONTEXT = 8, 64
@@ -136,6 +137,25 @@ class MarkedServer(Server):
     def promote(self):
         """What the plugin does before every step."""
         promote_ready(self.scheduler)
+
+
+class ErasingHolders(ServerHolders):
+    """Whoever holds slots of a marked server; what has moved leaves nothing behind to be read."""
+
+    def __init__(self, server):
+        super().__init__(server.scheduler)
+        self.server = server
+
+    def move_cold(self, src, dst):
+        super().move_cold(src, dst)
+        self.erase(src)
+
+    def move_slab(self, node_id, old, new):
+        super().move_slab(node_id, old, new)
+        self.erase(old.slots())
+
+    def erase(self, slots):
+        self.server.kv[slots] = self.server.other_kv[slots] = 0
 
 
 def scheduler_of(tree, running):
