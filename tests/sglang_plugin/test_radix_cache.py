@@ -18,12 +18,19 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: E402
-from tree_support import PICK, PROMPT, ROWS, MarkedServer, Server, mark  # noqa: E402
+from tree_support import (  # noqa: E402
+    PICK,
+    PROMPT,
+    ROWS,
+    ErasingHolders,
+    MarkedServer,
+    Server,
+    mark,
+)
 
 from granikv.core.admission import PaperAdmission, SharedAdmission  # noqa: E402
 from granikv.core.boundary import Boundary  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
-from granikv.sglang_plugin.holders import ServerHolders  # noqa: E402
 from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
 
 
@@ -37,8 +44,9 @@ class TreeMachine(RuleBasedStateMachine):
         hot=st.integers(0, 40),
         policy=st.sampled_from([PaperAdmission(), SharedAdmission(1, 1), SharedAdmission(2, 2)]),
         budget=st.integers(1, 20),
+        first=st.lists(st.tuples(PROMPT, st.sampled_from(["runs", "cached"])), max_size=12),
     )
-    def start(self, size, hot, policy, budget):
+    def start(self, size, hot, policy, budget, first):
         self.now_s, self.budget = 0.0, budget
         allocator = HotColdTokenAllocator(
             size, torch.int64, "cpu", None, False, hot_tokens=hot, admission=policy
@@ -47,10 +55,15 @@ class TreeMachine(RuleBasedStateMachine):
             allocator, lambda params: GraniRadixCache(params, now_s=lambda: self.now_s)
         )
         self.make_boundary()
+        for prompt, fate in first:
+            if len(self.server.running) < ROWS and self.server.admit(prompt, chunk=9):
+                self.server.promote()
+                if fate == "cached":
+                    self.server.finish(self.server.running[-1], is_insert=True)
 
     def make_boundary(self):
-        allocator, holders = self.server.allocator, ServerHolders(self.server.scheduler)
-        self.boundary = Boundary(allocator.core, allocator.directory, holders, self.budget)
+        core, directory = self.server.allocator.core, self.server.allocator.directory
+        self.boundary = Boundary(core, directory, ErasingHolders(self.server), self.budget)
 
     @precondition(lambda self: not self.boundary.is_moving)
     @rule(hot=st.integers(0, 49))
@@ -136,11 +149,9 @@ class TreeMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_request_reads_its_own_tokens(self):
+        self.server.check_rows()
         for req in self.server.running:
-            tokens = list(req.origin_input_ids) + list(req.output_ids)
             row = self.server.rows.req_to_token[req.req_pool_idx]
-            for i in range(len(tokens)):
-                assert self.server.kv[row[i]] == mark(tokens[: i + 1])
             assert torch.equal(self.server.kv[row.long()], self.server.other_kv[row.long()])
             if not hasattr(req, "is_stale"):
                 assert req.prefix_indices.tolist() == row[: len(req.prefix_indices)].tolist()
@@ -171,7 +182,8 @@ class TreeMachine(RuleBasedStateMachine):
             stack.extend((child, path) for child in node.children.values())
         assert evictable == tree.evictable_size()
         assert protected == tree.protected_size_
-        assert hot == self.server.allocator.core.hot_used
+        copies = sum(relocation.new.length for relocation in tree.directory._relocations)
+        assert hot + copies == self.server.allocator.core.hot_used
         assert set(tree._uses) <= ids
 
     @invariant()
