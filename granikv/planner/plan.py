@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from granikv.core.errors import ConfigError
+from granikv.core.errors import ConfigError, GraniKVError
 from granikv.planner.cells import PlanTask
 from granikv.planner.parallel import ignore_interrupts
 from granikv.planner.provenance import coverage, task_json
@@ -37,10 +37,10 @@ def make_plan(
     """Run all cells and judge them; `replicas` None finds the number that is enough.
 
     The verdict is None when an interrupt came before the nominal seed was complete. Run records of
-    the nominal seed and plan.json are in `out` afterwards, also after an interrupt.
+    the nominal seed and plan.json are in `out` afterwards, also after an interrupt or an error.
 
     Raises:
-        ConfigError: no number of replicas meets the SLO.
+        ConfigError: no number of replicas meets the SLO, or a repartition policy fails.
     """
     findings = Findings(task, fractions, seeds)
     try:
@@ -58,6 +58,10 @@ def make_plan(
     except KeyboardInterrupt:
         ignore_interrupts()
         findings.is_partial = True
+    except GraniKVError:
+        findings.is_partial = True
+        write_plan(findings, _try_judge(findings), out / "plan.json")
+        raise
     verdict = _try_judge(findings)
     write_plan(findings, verdict, out / "plan.json")
     return findings, verdict
