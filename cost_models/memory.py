@@ -1,6 +1,9 @@
 """KV capacity: how many tokens fit beside the weights, by the server's own rule."""
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from granikv.core.errors import ConfigError
 from granikv.cost_models.hardware import Hardware
@@ -63,7 +66,7 @@ def server_defaults(hardware: Hardware, tp: int = 1, prefill_graphs: bool = True
     chunked, max_rows = _sizes_by_memory(hardware.hbm_mib, tp)
     reserved = 512 + max(chunked, 2048) * 1.5 + tp / 8 * 1024 + max_rows * 2
     if prefill_graphs:
-        reserved += 8 * len(_prefill_graph_sizes(chunked))
+        reserved += 8 * len(prefill_graph_tokens(chunked))
     if hardware.hbm_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     fraction = round((hardware.hbm_mib - reserved) / hardware.hbm_mib, 3)
@@ -78,6 +81,31 @@ def graph_rows(max_rows: int) -> tuple[int, ...]:
     sizes = {1, 2, 4, 8, 12, max_rows}
     sizes.update(range(16, 257, 8), range(272, 512, 16), range(512, max_rows + 1, 32))
     return tuple(sorted(size for size in sizes if size <= max_rows))
+
+
+@cache
+def prefill_graph_tokens(chunked_prefill_size: int) -> tuple[int, ...]:
+    """Sizes of extend steps, in new tokens, that the server captures graphs for.
+
+    Source: SGLang 0.5.17, srt/server_args.py, _generate_prefill_cuda_graph_batch_sizes.
+    """
+    sizes = [
+        *range(4, 33, 4),
+        *range(48, 257, 16),
+        *range(288, 513, 32),
+        *range(576, 1025, 64),
+        *range(1280, 4097, 256),
+        *range(4608, chunked_prefill_size + 1, 512),
+    ]
+    return tuple(size for size in sizes if size <= chunked_prefill_size)
+
+
+def padded_tokens(tokens: int, sizes: Sequence[int]) -> int:
+    """Tokens of the graph that runs an extend step: the next of the ascending `sizes`; 0 where none
+    is large enough, and the step runs without a graph.
+    """
+    place = bisect_left(sizes, tokens)
+    return sizes[place] if place < len(sizes) else 0
 
 
 def kv_capacity_tokens(
@@ -130,15 +158,3 @@ def _sizes_by_memory(gpu_mib: int, tp: int) -> tuple[int, int]:
     if gpu_mib < 160 * 1024:
         return 8192, 256 if tp < 4 else 512
     return 16384, 512
-
-
-def _prefill_graph_sizes(max_tokens: int) -> list[int]:
-    sizes = [
-        *range(4, 33, 4),
-        *range(48, 257, 16),
-        *range(288, 513, 32),
-        *range(576, 1025, 64),
-        *range(1280, 4097, 256),
-        *range(4608, max_tokens + 1, 512),
-    ]
-    return [size for size in sizes if size <= max_tokens]

@@ -160,10 +160,12 @@ class Terms(BaseModel):
     shared_page_cost: FittedSurface
     elementwise_memory_efficiency: Parameter
     elementwise_latency_ns: Parameter
+    dense_step_efficiency: Parameter
     private_compute_efficiency: Parameter
     private_memory_efficiency: Parameter
     private_latency_ns: Parameter
     private_row_ns: Parameter
+    private_reread_share: Parameter
     contiguous_memory_efficiency: Parameter
     gather_memory_efficiency: Parameter
     reread_bytes_per_s: Parameter
@@ -177,6 +179,7 @@ class Terms(BaseModel):
     stock_row_ns: Parameter
     host_extend_ns: Parameter
     host_extend_layer_ns: Parameter
+    host_extend_graph_ns: Parameter
     extend_step_efficiency: Parameter
     copy_memory_efficiency: Parameter
     copy_latency_ns: Parameter

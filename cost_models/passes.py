@@ -112,6 +112,23 @@ class PrivatePass:
         return self._latency_ns + self._row_ns + tokens * self._token_ns
 
 
+class RereadCost:
+    """What a token that several rows read in GraniKV's private pass costs each of them, as a share
+    of a private token: the first of them brings it from memory, the others find it in L2.
+
+    Rows of one prefix are neighbours in time there (the pass goes through all rows' tokens in
+    pieces of equal length), so that neither their number nor the length matters beside that.
+    """
+
+    def __init__(self, share: float) -> None:
+        """`share`: what a further read costs, of a read from memory."""
+        self._share = share
+
+    def of(self, sharers: float, rows: float, length: int) -> float:
+        """The share when `sharers` rows read the same tokens."""
+        return self._share + (1.0 - self._share) / max(1.0, sharers)
+
+
 class ExtendTime:
     """Extend attention over cached prefixes and the new tokens themselves."""
 
@@ -191,13 +208,16 @@ class AllReduceTime:
 class DensePass:
     """The prefix pass over one contiguous segment, compute and memory apart."""
 
-    def __init__(self, fitted: FittedSurface, peaks: Peaks, heads: Heads) -> None:
-        """Fix the heads."""
+    def __init__(
+        self, fitted: FittedSurface, peaks: Peaks, heads: Heads, step_efficiency: float = 1.0
+    ) -> None:
+        """Fix the heads; `step_efficiency` is the share of its rate that it reaches in a server."""
         self._surface = fitted.surface().fix(2, heads.kv)
         self.latency_ns = fitted.latency_ns
         self._group = heads.q / heads.kv
         self._row_compute_ns = 4 * heads.head_dim * heads.kv / peaks.flops
         self._token_memory_ns = heads.kv_bytes / peaks.hbm_bytes
+        self._step_efficiency = step_efficiency
         self._of_rows: dict[float, tuple[Curve, float]] = {}
 
     def ns(self, length: float, rows: float) -> tuple[float, float]:
@@ -209,7 +229,7 @@ class DensePass:
             token_compute_ns = self._row_compute_ns * max(tile_rows, EXTEND_TILE_ROWS)
             cached = self._of_rows[rows] = (curve, token_compute_ns)
         curve, token_compute_ns = cached
-        tokens = length / curve.efficiency(length)
+        tokens = length / (curve.efficiency(length) * self._step_efficiency)
         return tokens * token_compute_ns, tokens * self._token_memory_ns
 
 

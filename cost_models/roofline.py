@@ -12,7 +12,11 @@ from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.ideal import DECODE_TILE_ROWS
 from granikv.cost_models.params import GpuParams
 
-CASCADE_TILE_ROWS = 64  # query rows of one kv head that a split-KV tile always computes
+CASCADE_TILE_ROWS = 32  # query rows of one kv head that a split-KV tile always computes
+# A cascade's rates hold at so many query rows in the batch. More of them fill the card better, by
+# this power; the power, like the tile, leaves the least error of the rows that `fit_cascade` uses.
+CASCADE_QUERIES = 2048
+_CASCADE_FILL, _LEAST_QUERIES = 0.22, 512
 COLLECTIVE_GPUS = (2, 4, 8)  # GPU counts that all-reduces were measured on
 
 
@@ -21,17 +25,20 @@ class Rates:
     """Absolute rates in bytes or flops per ns, and latencies in ns: a parameter file on one GPU.
 
     `fused_exposed_share` is what a fused launch does not hide of the shorter of its passes over
-    prefixes and its private pass. `private_bytes_per_ns`, `private_latency_ns` and `private_row_ns`
-    are of GraniKV's private pass, `stock_row_ns` of a stock engine's step. `extend_step_efficiency`
-    is the share of its kernels' rates that a whole extend step reaches.
+    prefixes and its private pass. `private_bytes_per_ns`, `private_latency_ns`, `private_row_ns`
+    and `private_reread_share` are of GraniKV's private pass, `stock_row_ns` of a stock engine's
+    step. `dense_step_efficiency` and `extend_step_efficiency` are the shares of their kernels'
+    rates that dense passes and whole extend steps reach in a server.
     """
 
     elementwise_bytes_per_ns: float
     elementwise_latency_ns: float
+    dense_step_efficiency: float
     private_flops_per_ns: float
     private_bytes_per_ns: float
     private_latency_ns: float
     private_row_ns: float
+    private_reread_share: float
     contiguous_bytes_per_ns: float
     gather_bytes_per_ns: float
     reread_bytes_per_ns: float
@@ -45,6 +52,7 @@ class Rates:
     stock_row_ns: float
     host_extend_ns: float
     host_extend_layer_ns: float
+    host_extend_graph_ns: float
     extend_step_efficiency: float
     copy_bytes_per_ns: float
     copy_latency_ns: float
@@ -70,10 +78,12 @@ def rates_of(params: GpuParams, hardware: Hardware) -> Rates:
     return Rates(
         elementwise_bytes_per_ns=hbm * terms.elementwise_memory_efficiency.value,
         elementwise_latency_ns=terms.elementwise_latency_ns.value,
+        dense_step_efficiency=terms.dense_step_efficiency.value,
         private_flops_per_ns=peak * terms.private_compute_efficiency.value,
         private_bytes_per_ns=hbm * terms.private_memory_efficiency.value,
         private_latency_ns=terms.private_latency_ns.value,
         private_row_ns=terms.private_row_ns.value,
+        private_reread_share=terms.private_reread_share.value,
         contiguous_bytes_per_ns=hbm * terms.contiguous_memory_efficiency.value,
         gather_bytes_per_ns=hbm * terms.gather_memory_efficiency.value,
         reread_bytes_per_ns=terms.reread_bytes_per_s.value * 1e-9,
@@ -87,6 +97,7 @@ def rates_of(params: GpuParams, hardware: Hardware) -> Rates:
         stock_row_ns=terms.stock_row_ns.value,
         host_extend_ns=terms.host_extend_ns.value,
         host_extend_layer_ns=terms.host_extend_layer_ns.value,
+        host_extend_graph_ns=terms.host_extend_graph_ns.value,
         extend_step_efficiency=terms.extend_step_efficiency.value,
         copy_bytes_per_ns=hbm * terms.copy_memory_efficiency.value,
         copy_latency_ns=terms.copy_latency_ns.value,
@@ -105,9 +116,15 @@ def private_compute_ns_per_token(rates: Rates, heads: Heads) -> float:
 
 
 def cascade_pass(
-    rates: Rates, heads: Heads, length: float, rows: float, contiguous: bool = True
+    rates: Rates,
+    heads: Heads,
+    length: float,
+    rows: float,
+    contiguous: bool = True,
+    batch_rows: float | None = None,
 ) -> PassTime:
-    """A split-KV pass of `rows` requests over `length` tokens that they all read.
+    """A split-KV pass of `rows` requests over `length` tokens that they all read, in a batch of
+    `batch_rows` (of `rows` when None).
 
     Read once; further M tiles re-read the segment from L2. Without `contiguous` (scattered COLD
     slots) the first read cannot beat the gather rate of private pages.
@@ -119,7 +136,10 @@ def cascade_pass(
     tile_rows = max(rows * heads.q / heads.kv, CASCADE_TILE_ROWS)
     flops = 4 * heads.head_dim * heads.kv * length * tile_rows
     reread = tile_rows / CASCADE_TILE_ROWS * segment_bytes / rates.reread_bytes_per_ns
-    return flops / rates.cascade_flops_per_ns, max(segment_bytes / first_read, reread)
+    queries = max((batch_rows or rows) * heads.q, _LEAST_QUERIES)
+    filled = (queries / CASCADE_QUERIES) ** _CASCADE_FILL
+    memory = max(segment_bytes / first_read, reread / filled)
+    return flops / (rates.cascade_flops_per_ns * filled), memory
 
 
 def merge_ns(rates: Rates, heads: Heads, rows: float) -> float:

@@ -22,6 +22,7 @@ from granikv.cost_models.passes import (
     GemmTime,
     PagedTime,
     PrivatePass,
+    RereadCost,
     ShareCost,
 )
 from granikv.cost_models.piecewise import (
@@ -36,6 +37,8 @@ from granikv.cost_models.piecewise import (
 )
 
 _PAGED, _CASCADE, _DENSE = Mode  # looking a member up costs as much as comparing it
+_UNSPLIT_OCCUPANCY = 0.8
+_ALIKE = 0.9  # share of rows behind one prefix from which all are taken to be alike
 _MAX_CACHED_LINES = 4096  # shapes drift as requests come and go; old ones never return
 
 
@@ -92,8 +95,12 @@ class StepCost:
             if is_stock
             else PrivatePass(self.rates, self.heads)
         )
-        self.dense = DensePass(terms.dense, peaks, self.heads)
-        self.share_cost = ShareCost(terms.shared_page_cost, self.heads, self.hardware.sm_count)
+        self.dense = DensePass(terms.dense, peaks, self.heads, self.rates.dense_step_efficiency)
+        self.share_cost: ShareCost | RereadCost = (
+            ShareCost(terms.shared_page_cost, self.heads, self.hardware.sm_count)
+            if is_stock
+            else RereadCost(self.rates.private_reread_share)
+        )
         self._extend = ExtendTime(terms.extend, peaks, self.heads)
         self._all_reduce = AllReduceTime(terms.all_reduce, peaks, tp)
         self._gemms = [GemmTime(terms.gemm, peaks, gemm) for gemm in model.gemms(tp)]
@@ -158,11 +165,16 @@ class StepCost:
         """End time of each of `k` decode steps; step i has `rows * i` more private tokens."""
         return self.decode(shape, plan).cumulative(shape.private_tokens, shape.rows, k)
 
-    def extend(self, extend_lens: Sequence[int], prefix_lens: Sequence[int]) -> ExtendCost:
+    def extend(
+        self, extend_lens: Sequence[int], prefix_lens: Sequence[int], padded_tokens: int = 0
+    ) -> ExtendCost:
         """One extend step: each request computes `extend_len` tokens over `prefix_len` cached ones.
 
+        `padded_tokens` are those of the CUDA graph that runs its matrix products, 0 without one.
+
         Raises:
-            ValueError: no request, lists of different length, no new token, or a negative prefix.
+            ValueError: no request, lists of different length, no new token, a negative prefix, or a
+                graph that is too small.
         """
         if not extend_lens or len(extend_lens) != len(prefix_lens):
             raise ValueError(
@@ -172,15 +184,20 @@ class StepCost:
         if min(extend_lens) < 1 or min(prefix_lens) < 0:
             raise ValueError("extend_lens must be positive and prefix_lens not negative")
         tokens = sum(extend_lens)
+        if padded_tokens and padded_tokens < tokens:
+            raise ValueError(f"a graph of {padded_tokens} tokens cannot run {tokens}")
+        tokens = padded_tokens or tokens
         layers = self.model.layers
         slowed = 1 / self.rates.extend_step_efficiency
         gemm = slowed * (self._layers_gemm_ns(tokens) + self._lm_head.ns(len(extend_lens)))
         attention = slowed * layers * self._extend.ns(extend_lens, prefix_lens)
         collective = self.collective_ns(tokens)
         gpu = gemm + attention + collective
-        # Without a graph the host launches layer by layer; a short batch waits for it.
-        launch_wait = max(0.0, layers * self.rates.host_extend_layer_ns - gpu)
-        host = self.rates.host_extend_ns + launch_wait
+        host = self.rates.host_extend_graph_ns
+        if not padded_tokens:
+            # The host launches layer by layer; a short batch waits for it.
+            launch_wait = max(0.0, layers * self.rates.host_extend_layer_ns - gpu)
+            host = self.rates.host_extend_ns + launch_wait
         return ExtendCost(math.floor(host + gpu), host, gemm, attention, collective)
 
     def copy_ns(self, tokens: int) -> int:
@@ -213,13 +230,14 @@ class StepCost:
         """One segment alone in one layer: time of its own pass, and in the private pass; in ns,
         without latency.
 
-        A PAGED segment rides in the private pass: what it costs when nothing else is in there.
+        A PAGED segment rides in the private pass: what it costs when nothing else is in there. So
+        does a CASCADE of a fused launch: one kernel works on both.
         """
         if mode == Mode.DENSE:
             return max(self.dense.ns(length, rows)), 0.0
         if mode == Mode.CASCADE:
             parts = roofline.cascade_pass(self.rates, self.heads, length, rows, contiguous)
-            return max(parts), 0.0
+            return 0.0, max(parts)
         reads = rows * length * self.share_cost.of(rows, rows, length)
         line = self.paged.line(rows)
         _, a, b = line[piece_at(line, reads)]
@@ -297,7 +315,7 @@ class StepCost:
         )
 
     def _sums(
-        self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
+        self, rows: float, segments: tuple[Segment, ...], plan: StepPlan, share: float
     ) -> tuple[list[float], float, int]:
         """One layer's passes over prefixes by mode in ns; of the paged segments, what reading them
         costs in private tokens, and the longest.
@@ -312,41 +330,66 @@ class StepCost:
             elif mode == _DENSE:
                 passes[mode] += max(self.dense.ns(length, part_rows))
             else:
-                passes[mode] += max(
-                    roofline.cascade_pass(self.rates, self.heads, length, part_rows, base > 0)
+                parts = roofline.cascade_pass(
+                    self.rates, self.heads, length, part_rows, base > 0, rows
                 )
+                passes[mode] += max(parts)
         return passes, paged_reads, longest
 
     def fused_parts_ns(self, shape: StepShape, plan: StepPlan) -> tuple[float, float]:
-        """All layers' passes over prefixes, and private pass, of a fused launch without its
-        latency; the plan has no row split.
+        """All layers' dense passes, and private pass with its cascades, of a fused launch without
+        its latency; the plan has no row split.
         """
         self._check(shape, plan)
         passes, reads, _ = self._sums(shape.rows, shape.segments, plan, 1.0)
-        line = self.private_line(shape.rows, reads, 1.0)
+        line = self.private_line(shape.rows, reads, passes[_CASCADE], 1.0)
         _, a, b = line[piece_at(line, shape.private_tokens)]
-        prefix_ns = sum(passes) + self._dense_launch_ns(plan)
+        prefix_ns = passes[_DENSE] + self._dense_launch_ns(plan)
         return self.model.layers * prefix_ns, a + b * shape.private_tokens
+
+    def cascades_ns(self, shape: StepShape, plan: StepPlan) -> float:
+        """All layers' cascades of a step without a row split."""
+        passes, _, _ = self._sums(shape.rows, shape.segments, plan, 1.0)
+        return self.model.layers * passes[_CASCADE]
 
     def _dense_launch_ns(self, plan: StepPlan) -> float:
         """A dense pass beside the private one is a launch of its own; cascades share its launch."""
         return self.dense.latency_ns if _DENSE in plan.modes else 0.0
 
-    def private_line(self, rows: int, reads: float, share: float) -> Pieces:
-        """All layers' private pass without its launch, with `reads` more tokens."""
+    def private_line(self, rows: float, reads: float, cascades_ns: float, share: float) -> Pieces:
+        """All layers' private pass without its launch, with `reads` more tokens and cascades that
+        take so long in a layer.
+        """
         # What many short rows take beyond one row is work; only the launch is saved.
-        return shifted(self.paged.line(rows), share, reads, self.model.layers, -self._launch_ns)
+        extra = cascades_ns - self._launch_ns
+        return shifted(self.paged.line(rows), share, reads, self.model.layers, extra)
+
+    def _whole_waves(self, rows: float, segments: tuple[Segment, ...]) -> float:
+        """Whole waves of work over the work there is, where a stock engine's rows are alike.
+
+        FlashAttention-3 gives a row of one kv head to one SM (split-KV only below
+        `_UNSPLIT_OCCUPANCY` of them: hopper/heuristics.h, num_splits_heuristic). Rows behind one
+        long prefix end together; rows of unlike length fill each other's gaps.
+        """
+        if not self.is_stock or len(segments) != 1 or segments[0].rows < _ALIKE * rows:
+            return 1.0
+        waves = rows * self.heads.kv / self.hardware.sm_count
+        return math.ceil(waves) / waves if waves >= _UNSPLIT_OCCUPANCY else 1.0
 
     def _attention(
-        self, rows: int, segments: tuple[Segment, ...], plan: StepPlan, share: float
+        self, rows: float, segments: tuple[Segment, ...], plan: StepPlan, share: float
     ) -> Pieces:
         """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
+        stretch = self._whole_waves(rows, segments)
+        if stretch > 1.0:
+            # The last wave takes as long as if it were full.
+            rows, share = rows * stretch, share * stretch
         modes, layers, rates = plan.modes, self.model.layers, self.rates
         passes, paged_reads, longest = self._sums(rows, segments, plan, share)
         used = [mode for mode in (_CASCADE, _DENSE) if mode in modes]
         if plan.launch is Launch.FUSED and used:
-            line = self.private_line(rows, paged_reads, share)
-            prefix_ns = layers * (sum(passes) + self._dense_launch_ns(plan))
+            line = self.private_line(rows, paged_reads, passes[_CASCADE], share)
+            prefix_ns = layers * (passes[_DENSE] + self._dense_launch_ns(plan))
             latency_ns = layers * rates.fused_latency_ns
             return overlapped(line, prefix_ns, rates.fused_exposed_share, latency_ns)
         extra = sum([passes[mode] + self.pass_latency_ns(mode) for mode in used])

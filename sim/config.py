@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from granikv.core.config import PoolConfig
 from granikv.core.dispatch import DispatchChoice
+from granikv.cost_models.memory import padded_tokens, prefill_graph_tokens
 
 System = Literal["sglang", "cascade", "granikv"]
 SchedulePolicy = Literal["fcfs", "lpm"]
@@ -31,6 +32,7 @@ class ServerConfig(PoolConfig):
     max_prefill_tokens: int = Field(default=16384, gt=0)
     max_running_requests: int = Field(default=2048, gt=0)
     graph_batch_sizes: tuple[int, ...] = (1, 2, 4, 8, 12, *range(16, 257, 8))
+    prefill_graphs: bool = True
     schedule_policy: SchedulePolicy = "fcfs"
     schedule_conservativeness: float = Field(default=1.0, ge=0.0)
     overlap_schedule: bool = True
@@ -57,6 +59,12 @@ class ServerConfig(PoolConfig):
         """What the dispatcher is told: comparison systems have their own fixed answer."""
         fixed: dict[System, DispatchChoice] = {"sglang": "paged", "cascade": "cascade_global"}
         return fixed.get(self.system, self.dispatch)
+
+    def padded_tokens(self, tokens: int) -> int:
+        """New tokens of the CUDA graph that runs an extend step; 0 where none does."""
+        if not self.prefill_graphs:
+            return 0
+        return padded_tokens(tokens, prefill_graph_tokens(self.chunked_prefill_size))
 
     def padded_rows(self, rows: int) -> int:
         """The CUDA graph's batch size for `rows`; beyond the largest graph a step runs eagerly,

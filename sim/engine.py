@@ -203,9 +203,9 @@ class Engine:
 
     def _prefill(self, items: list[PrefillItem], copied_tokens: int) -> Process:
         start = int(self.env.now)
-        cost = self._cost.extend(
-            [item.extend_tokens for item in items], [item.prefix_tokens for item in items]
-        )
+        new = [item.extend_tokens for item in items]
+        cached = [item.prefix_tokens for item in items]
+        cost = self._cost.extend(new, cached, self.config.padded_tokens(sum(new)))
         copy_ns = self._cost.copy_ns(copied_tokens) if copied_tokens else 0
         self._running = items
         yield self._wait(cost.total_ns + copy_ns)

@@ -21,6 +21,7 @@ from granikv.cost_models.fit.step_terms import (
     apply,
     find_attention,
     find_host,
+    find_rereads,
     find_shared_pages,
 )
 from granikv.cost_models.hardware import Hardware
@@ -34,10 +35,14 @@ _WHAT = {
     "private_memory_efficiency": "what private tokens are read at, uneven rows and clocks under "
     "load included",
     "fused_latency_ns": "what a fused launch takes beyond its work",
+    "dense_step_efficiency": "share of the rate that dense passes have alone, clocks under load "
+    "included",
     "fused_exposed_share": "what fused launches do not hide of the shorter of their passes over "
     "prefixes and their private pass",
     "shared_page_cost": "the surface of kernel rows times one factor",
-    "host_extend_ns": "what an extend step takes whatever it computes",
+    "host_extend_ns": "what an extend step without a CUDA graph takes whatever it computes",
+    "host_extend_graph_ns": "what one with a CUDA graph takes beside that graph's tokens",
+    "private_reread_share": "what a token that another row reads too costs in the private pass",
     "extend_step_efficiency": "share of its kernels' rates that an extend step reaches",
 }
 _NOTE = " Terms of whole steps rest on "
@@ -110,6 +115,7 @@ def _find(
         host,
         find_shared_pages(runs, decodes, apply(params, [host]), hardware),
         find_attention(decodes),
+        find_rereads(runs, decodes, apply(params, [host]), hardware),
         find_extend(runs, params, hardware),
     )
 

@@ -6,12 +6,14 @@ import polars as pl
 
 from granikv.cost_models.fit import own_rows
 from granikv.cost_models.fit.fused import CELL, fit_cascade, fit_fused, slowed
+from granikv.cost_models.fit.rereads import fit_rereads
 from granikv.cost_models.fit.result import held_out_error, rounded
 from granikv.cost_models.fit.saturation import Saturation, fit_saturation
 from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.params import GpuParams, Terms
 
 _LEAST_FUSED_CALLS = 8
+_PRIVATE_PASS = "granikv_stream_paged"
 
 
 def operator_items(own: pl.DataFrame, params: GpuParams, hardware: Hardware) -> dict[str, Any]:
@@ -30,6 +32,9 @@ def operator_items(own: pl.DataFrame, params: GpuParams, hardware: Hardware) -> 
             terms = Terms.model_validate(dict(params.terms.items()) | items)
             params = params.model_copy(update={"terms": terms})
             items |= _cascade_items(cascades, params, hardware)
+    paged = rows.filter(pl.col("backend") == _PRIVATE_PASS)
+    if paged.n_unique(CELL) >= _LEAST_FUSED_CALLS:
+        items["private_reread_share"] = _reread_item(paged)
     found = fit_saturation(rows)
     if found is not None:
         items["m_sat"] = _saturation_item(found, own_rows.source_of(rows))
@@ -87,6 +92,24 @@ def _cascade_items(cascades: pl.DataFrame, params: GpuParams, hardware: Hardware
         "cascade_compute_efficiency": common
         | {"value": rounded(compute.value), "unit": "fraction"},
         "reread_bytes_per_s": common | {"value": float(f"{reread.value:.4g}"), "unit": "bytes/s"},
+    }
+
+
+def _reread_item(paged: pl.DataFrame) -> dict[str, Any]:
+    fit = fit_rereads(paged)
+    error = fit.error
+    return {
+        "value": round(fit.share, 3),
+        "unit": "share",
+        "provenance": "fitted",
+        "source": f"{own_rows.source_of(paged)}: {fit.rows} batches by GraniKV's private pass "
+        "alone, whose rows have tokens in common: what a read costs that is not a token's first, of "
+        "one that is. It is the error of whole calls that is given",
+        "rows_used": fit.rows,
+        "rel_error": rounded(max(0.05, 1.4826 * error.median)),
+        "residual": rounded(fit.residual),
+        "held_out": held_out_error(error, "sets of heads and prefix length"),
+        "valid_range": {"rows": _range(paged["rows"]), "tokens": _range(paged["length"])},
     }
 
 

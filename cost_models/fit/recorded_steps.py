@@ -25,9 +25,11 @@ _PARTS = {
     "other_ns": pl.Float64(),
     "layers": pl.Int64(),
     "prefix_ns": pl.Float64(),
+    "cascade_ns": pl.Float64(),
     "token_ns": pl.Float64(),
     "is_fused": pl.Boolean(),
     "is_fitted": pl.Boolean(),
+    "reads_shared": pl.Boolean(),
 }
 
 
@@ -40,6 +42,7 @@ class RecordedRun:
         steps: rows of `steps.parquet` (schema in `granikv.traces.records`); of a stock server with
             what rows share filled in.
         is_stock: whether decode attention was SGLang's own.
+        prefill_graph_tokens: sizes of extend steps that a CUDA graph runs, ascending.
     """
 
     name: str
@@ -47,6 +50,7 @@ class RecordedRun:
     tp: int
     steps: pl.DataFrame
     is_stock: bool = False
+    prefill_graph_tokens: tuple[int, ...] = ()
 
 
 def timed_steps(run: RecordedRun, kind: str) -> pl.DataFrame:
@@ -74,9 +78,9 @@ def price_decodes(
 
     Added columns: `mode` (of all its segments, or `mixed`, or `unshared`), `length` of the longest
     segment, `predicted_ns`, and for a fit of GraniKV's attention `other_ns` (matrix products and
-    collectives), `layers`, `prefix_ns` (passes over prefixes, all layers), `token_ns` (all layers'
-    private reads at the peak) and `is_fused`; `is_fitted` where these are the whole step. Steps
-    under a row split are left out.
+    collectives), `layers`, `prefix_ns` (dense passes, all layers), `cascade_ns`, `token_ns` (all
+    layers' private reads at the peak) and `is_fused`; `is_fitted` where these are the whole step,
+    `reads_shared` where rows read common tokens there too. Steps under a row split are left out.
     """
     return pl.concat([_priced(run, params, hardware) for run in runs])
 
@@ -101,6 +105,7 @@ def _parts_of(step: dict[str, Any], cost: StepCost) -> tuple[Any, ...]:
     line = cost.decode(shape, plan)
     is_fused = plan.launch is Launch.FUSED and bool(modes - {Mode.PAGED})
     prefix_ns = cost.fused_parts_ns(shape, plan)[0] if is_fused else 0.0
+    cascade_ns = cost.cascades_ns(shape, plan) if is_fused else 0.0
     token_ns = shape.private_tokens * cost.model.layers * cost.heads.kv_bytes
     return (
         name,
@@ -109,9 +114,11 @@ def _parts_of(step: dict[str, Any], cost: StepCost) -> tuple[Any, ...]:
         line.gemm_ns + line.collective_ns,
         cost.model.layers,
         prefix_ns,
+        cascade_ns,
         token_ns / (cost.hardware.hbm_bytes_per_s * 1e-9),
         is_fused,
         not cost.is_stock and Mode.PAGED not in modes and (is_fused or not modes),
+        Mode.PAGED in modes,
     )
 
 

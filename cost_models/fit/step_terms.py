@@ -20,12 +20,14 @@ SHARED_PAGES = Mode.PAGED.name.lower()
 _SOFTNESS = 0.02  # relative error of a step from which it counts less
 _GAP_SOFTNESS = 1e-3  # the same of a gap, as a share of its step
 _SHARED_FACTORS = np.geomspace(0.5, 2.0, 57)
+_REREAD_SHARES = np.linspace(0.02, 0.8, 40)
 _KIND = ("run", "mode", "is_fused", "length")
 _SWEEPS = 12
 _FEW = 20
 # Of the numbers of `find_attention`, so that the solver sees numbers of one size.
-_ATTENTION_SCALE = np.array([9000.0, 40.0, 1.2, 14000.0, 0.6])
-_ATTENTION_MOST = np.array([np.inf, np.inf, 5.0, np.inf, 1.0]) / _ATTENTION_SCALE
+_ATTENTION_SCALE = np.array([9000.0, 40.0, 1.2, 14000.0, 0.6, 1.1])
+_ATTENTION_LEAST = np.array([0.0, 0.0, 1.0, 0.0, 0.0, 1.0]) / _ATTENTION_SCALE
+_ATTENTION_MOST = np.array([np.inf, np.inf, 5.0, np.inf, 1.0, 5.0]) / _ATTENTION_SCALE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +66,11 @@ def find_attention(decodes: pl.DataFrame) -> Finding:
     """GraniKV's private pass and fused launch, by robust least squares of relative error.
 
     A step without segments is `other + layers * (latency + row * rows) + reads / efficiency`, a
-    fused one `other + layers * fused latency` and the longer of its passes over prefixes and its
-    private pass without its launch, and a share of the shorter one. All steps of one kind (run,
-    mode, length and octaves of rows and private tokens) count together as one: an hour of a batch
-    is no more evidence than a minute of it. Kinds of a few steps, between two batches, count not.
+    fused one `other + layers * fused latency` and the longer of its dense passes and its private
+    pass without its launch (cascades included), and a share of the shorter one; dense passes take
+    longer than alone by one factor. All steps of one kind (run, mode, length and octaves of rows
+    and private tokens) count together as one: an hour of a batch is no more evidence than a minute
+    of it. Kinds of a few steps, between two batches, count not.
     """
     octaves = [pl.col(name).log(2.0).floor() for name in ("rows", "private_tokens")]
     alike = pl.len().over(*_KIND, *octaves)
@@ -79,36 +82,38 @@ def find_attention(decodes: pl.DataFrame) -> Finding:
             f"segments and {fused} fused ones."
         )
         return Finding({}, steps.height, text)
-    names = ("gpu_ns", "other_ns", "layers", "rows", "prefix_ns", "token_ns")
-    gpu, other, layers, rows, prefix, reads = (
+    names = ("gpu_ns", "other_ns", "layers", "rows", "prefix_ns", "cascade_ns", "token_ns")
+    gpu, other, layers, rows, prefix, cascades, reads = (
         steps[name].to_numpy().astype(np.float64) for name in names
     )
     is_fused, weight = steps["is_fused"].to_numpy(), 1 / np.sqrt(steps["alike"].to_numpy())
 
     def error(x: FloatArray) -> FloatArray:
-        latency, row, stretch, fused_latency, share = x * _ATTENTION_SCALE
-        private = layers * row * (rows - 1) + reads * stretch
+        latency, row, stretch, fused_latency, share, dense = x * _ATTENTION_SCALE
+        passes = dense * prefix
+        private = layers * row * (rows - 1) + reads * stretch + cascades
         alone = layers * (latency + row) + private
-        both = np.maximum(prefix, private) + share * np.minimum(prefix, private)
+        both = np.maximum(passes, private) + share * np.minimum(passes, private)
         attention = np.where(is_fused, layers * fused_latency + both, alone)
         return np.asarray((other + attention) / gpu - 1)
 
     # Huber's loss of the error itself: a point's weight is what it counts, not what it is off.
     found = np.ones(len(_ATTENTION_SCALE))
     trust = np.ones(len(gpu))
-    bounds = (np.array([0.0, 0.0, 1.0, 0.0, 0.0]) / _ATTENTION_SCALE, _ATTENTION_MOST)
+    bounds = (_ATTENTION_LEAST, _ATTENTION_MOST)
     scale = weight / np.sqrt((weight**2).mean())
     for _ in range(_SWEEPS):
         root = scale * np.sqrt(trust)
         found = least_squares(lambda x, root=root: root * error(x), found, bounds=bounds).x
         trust = np.minimum(1.0, _SOFTNESS / np.maximum(np.abs(error(found)), 1e-12))
-    latency, row, stretch, fused_latency, share = found * _ATTENTION_SCALE
+    latency, row, stretch, fused_latency, share, dense = found * _ATTENTION_SCALE
     values = {
         "private_latency_ns": latency,
         "private_row_ns": row,
         "private_memory_efficiency": 1 / stretch,
         "fused_latency_ns": fused_latency,
         "fused_exposed_share": share,
+        "dense_step_efficiency": 1 / dense,
     }
     return Finding({name: float(value) for name, value in values.items()}, steps.height)
 
@@ -120,22 +125,49 @@ def find_shared_pages(
 
     It comes as the value of `shared_page_cost`; `with_shared_factor` applies it.
     """
-    paged = decodes.filter(pl.col("mode") == SHARED_PAGES)
+    stock = [run.name for run in runs if run.is_stock]
+    paged = decodes.filter((pl.col("mode") == SHARED_PAGES) & pl.col("run").is_in(stock))
     if paged.height < LEAST_STEPS:
         text = f"The cost of shared pages is kept: only {paged.height} stock steps with sharing."
         return Finding({}, paged.height, text)
-    chosen = [
-        replace(run, steps=run.steps.join(paged.filter(run=run.name), on="iter", how="semi"))
-        for run in runs
-    ]
+    tried = [with_shared_factor(params, factor) for factor in _SHARED_FACTORS.tolist()]
+    best = float(_SHARED_FACTORS[_nearest(runs, paged, tried, hardware)])
+    return Finding({"shared_page_cost": best}, paged.height)
+
+
+def find_rereads(
+    runs: Sequence[RecordedRun], decodes: pl.DataFrame, params: GpuParams, hardware: Hardware
+) -> Finding:
+    """What a token that another row reads too costs in GraniKV's private pass: the share with the
+    least median error of steps that read shared tokens there.
+    """
+    ours = [run.name for run in runs if not run.is_stock]
+    paged = decodes.filter("reads_shared" & pl.col("run").is_in(ours))
+    if paged.height < LEAST_STEPS:
+        text = f"The cost of further reads is kept: only {paged.height} steps read shared tokens."
+        return Finding({}, paged.height, text)
+    values = [{"private_reread_share": share} for share in _REREAD_SHARES.tolist()]
+    tried = [with_values(params, value) for value in values]
+    return Finding(values[_nearest(runs, paged, tried, hardware)], paged.height)
+
+
+def _nearest(
+    runs: Sequence[RecordedRun],
+    decodes: pl.DataFrame,
+    tried: Sequence[GpuParams],
+    hardware: Hardware,
+) -> int:
+    """Which of these parameters leaves the least median error of the steps of `decodes`."""
+    chosen = []
+    for run in runs:
+        steps = run.steps.join(decodes.filter(run=run.name), on=("replica", "iter"), how="semi")
+        chosen.append(replace(run, steps=steps))
     errors = []
-    for factor in _SHARED_FACTORS.tolist():
-        scaled = with_shared_factor(params, factor)
-        steps = price_decodes(chosen, scaled, hardware)
+    for params in tried:
+        steps = price_decodes(chosen, params, hardware)
         error = np.abs(steps["predicted_ns"] / (steps["gpu_ns"] + steps["gap_ns"]) - 1)
         errors.append(float(np.median(error)))
-    best = float(_SHARED_FACTORS[int(np.argmin(errors))])
-    return Finding({"shared_page_cost": best}, paged.height)
+    return int(np.argmin(errors))
 
 
 def with_shared_factor(params: GpuParams, factor: float) -> GpuParams:

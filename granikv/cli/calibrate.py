@@ -75,4 +75,11 @@ def _read(folder: Path, gpu: str) -> "RecordedRun":
     if run.steps.is_empty():
         raise ConfigError(f"{folder} has no recorded steps; give runs of a server that recorded.")
     steps = SharedReads.of(run).filled(run.steps)
-    return RecordedRun(run.name, load_model(run.header.model), run.tp, steps, run.is_stock)
+    return RecordedRun(
+        run.name,
+        load_model(run.header.model),
+        run.tp,
+        steps,
+        run.is_stock,
+        run.prefill_graph_tokens,
+    )

@@ -165,9 +165,9 @@ def _error_cells(error: "Errors") -> tuple[str, ...]:
 
 
 def wide_table(title: str, headers: Iterable[str]) -> Table:
-    """An empty table whose names stay whole and whose other cells may break."""
+    """An empty table whose names may break and whose other cells stay whole."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, title_style="bold")
     for place, header in enumerate(headers):
         side = "left" if place < 2 else "right"
-        table.add_column(header, justify=side, overflow="fold", no_wrap=place == 0)
+        table.add_column(header, justify=side, overflow="fold", no_wrap=place > 1)
     return table

@@ -16,7 +16,8 @@ _FLAGS = (
     "model_path", "attention_backend", "tp_size", "dp_size", "dtype", "quantization",
     "kv_cache_dtype", "page_size", "context_length", "mem_fraction_static", "chunked_prefill_size",
     "max_prefill_tokens", "schedule_policy", "schedule_conservativeness", "enable_mixed_chunk",
-    "disable_overlap_schedule", "disable_cuda_graph", "random_seed",
+    "disable_overlap_schedule", "disable_cuda_graph",
+    "disable_prefill_cuda_graph", "random_seed",
 )  # fmt: skip
 
 

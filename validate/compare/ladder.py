@@ -11,7 +11,7 @@ from granikv.core.errors import ConfigError
 from granikv.cost_models.params import GpuParams
 from granikv.validate.compare.decision_rung import Decision, Outcome, decide
 from granikv.validate.compare.error_measures import Errors, spread
-from granikv.validate.compare.live_run import LiveRun, read_live
+from granikv.validate.compare.live_run import LiveRun, read_live, words_of
 from granikv.validate.compare.replay import Replayed, cost_of, replay
 from granikv.validate.compare.request_rung import RequestComparison, compare_requests
 from granikv.validate.compare.saturation_rung import Load, Saturation, saturations
@@ -140,14 +140,14 @@ def _outcomes(
 ) -> Iterable[Outcome]:
     for one in steady:
         workload = _words(one.model, one.cell, one.engine)
-        setting = _words(one.variant, one.settings)
+        setting = _words(one.variant, words_of(json.loads(one.settings)))
         yield Outcome(workload, one.variant, setting, one.live, one.simulated)
     for report in reports:
         run, found = report.run, report.requests
         if found is None:
             continue
         workload = f"{run.header.model} {run.header.trace}, {run.header.size_tokens:,} tokens"
-        setting = _words(run.variant, json.dumps(run.settings, sort_keys=True))
+        setting = _words(run.variant, words_of(run.settings))
         live, simulated = found.live_tokens_per_s, found.simulated_tokens_per_s
         yield Outcome(workload, run.variant, setting, live, simulated)
 
@@ -159,7 +159,7 @@ def _loads(reports: Iterable[RunReport]) -> Iterable[Load]:
         if cell is None or found is None:
             continue
         lengths = "+".join(map(str, sorted(cell.prefixes)))
-        settings = json.dumps(run.settings, sort_keys=True)
+        settings = words_of(run.settings)
         size = f"{run.header.size_tokens:,} tokens"
         workload = _words(f"{run.header.model} behind {lengths}, {size},", run.variant, settings)
         yield Load(workload, cell.rate_per_s, found.live[0], found.simulated[0])
@@ -167,7 +167,7 @@ def _loads(reports: Iterable[RunReport]) -> Iterable[Load]:
 
 def _words(*parts: str) -> str:
     """Parts that say something, with spaces."""
-    return " ".join(part for part in parts if part != "{}")
+    return " ".join(part for part in parts if part not in ("", "{}"))
 
 
 def _spreads(reports: Iterable[RunReport]) -> dict[tuple[str, ...], dict[str, float]]:

@@ -10,12 +10,15 @@ import polars as pl
 
 from granikv.core.errors import ConfigError, TraceFormatError
 from granikv.cost_models.hardware import hardware_name
+from granikv.cost_models.memory import prefill_graph_tokens
 from granikv.sim.config import ServerConfig
 from granikv.traces.records import RunHeader, read_run
 from granikv.traces.request import Request, Run
 from granikv.traces.source import open_trace
+from granikv.validate.servers import COMMON
 
 _TRACE = "trace.jsonl"
+_CHUNK = 8192  # tokens of a prefill step where nothing is said: SGLang's default on a large GPU
 _PREFIX = "GRANIKV_"
 _POOL_FIELDS = ("hot_fraction", "admission", "dispatch")
 _POOL_FIELDS += ("repartition", "policy_interval_s", "move_tokens_per_step")
@@ -75,6 +78,14 @@ class LiveRun:
         return int(str(self.header.flags.get("hot_tokens_known", 0))) > 0
 
     @property
+    def prefill_graph_tokens(self) -> tuple[int, ...]:
+        """Sizes of extend steps that a CUDA graph runs."""
+        told = _told(self.header.flags)
+        if not _has_prefill_graphs(told):
+            return ()
+        return prefill_graph_tokens(int(told.get("chunked_prefill_size") or _CHUNK))
+
+    @property
     def identity(self) -> tuple[str, ...]:
         """What repeats of one measurement have in common."""
         chosen = json.dumps([self.header.flags.get("engine"), self.settings], sort_keys=True)
@@ -125,6 +136,14 @@ def settings_of(flags: Mapping[str, Any], variant: str) -> dict[str, Any]:
     return chosen | (json.loads(swept) if isinstance(swept, str) else dict(swept))
 
 
+def words_of(settings: Mapping[str, Any]) -> str:
+    """Settings for people, without what every live server has where nothing else is said."""
+    told = {**settings}
+    if told.get("admission") == _LIVE_ADMISSION:
+        del told["admission"]
+    return ", ".join(f"{name}={value}" for name, value in sorted(told.items()))
+
+
 def server_config(
     flags: Mapping[str, Any], variant: str, size_tokens: int, *, exact: bool = False
 ) -> ServerConfig:
@@ -140,8 +159,7 @@ def server_config(
         raise ConfigError(
             f"There is no simulation of a {variant} server, only of {', '.join(_SIMULATED)}."
         )
-    # What the server resolved goes before what it was given.
-    told = {**flags, **(flags.get("engine") or {}), **(flags.get("scheduler") or {})}
+    told = _told(flags)
     if told.get("disable_radix_cache") or int(told.get("page_size") or 1) > 1:
         raise ConfigError(
             "There is no simulation of a server without prefix cache or with pages of several "
@@ -155,9 +173,20 @@ def server_config(
     return ServerConfig(
         system="sglang" if variant == "stock" else "granikv",
         size_tokens=size_tokens,
+        prefill_graphs=_has_prefill_graphs(told),
         overlap_schedule=not told.get("disable_overlap_schedule", False),
         row_split="off",
         exact=exact,
         **scheduler,
         **settings_of(flags, variant),
     )
+
+
+def _told(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """What the server resolved goes before what it was given."""
+    return {**flags, **(flags.get("engine") or {}), **(flags.get("scheduler") or {})}
+
+
+def _has_prefill_graphs(told: Mapping[str, Any]) -> bool:
+    """What is not said is as `granikv bench serve` starts its servers."""
+    return not told.get("disable_prefill_cuda_graph", COMMON["disable_prefill_cuda_graph"])

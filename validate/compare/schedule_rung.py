@@ -86,7 +86,9 @@ class _RecordedCost(StepCost):
         ns = self._decodes.nearest_ns(shape.rows, shape.private_tokens)
         return DecodeLine(ns, 0.0, 0.0, ((0, 0.0, 0.0),))
 
-    def extend(self, extend_lens: Sequence[int], prefix_lens: Sequence[int]) -> ExtendCost:
+    def extend(
+        self, extend_lens: Sequence[int], prefix_lens: Sequence[int], padded_tokens: int = 0
+    ) -> ExtendCost:
         """Likewise."""
         ns = self._extends.nearest_ns(len(extend_lens), sum(extend_lens))
         return ExtendCost(round(ns), ns, 0.0, 0.0, 0.0)

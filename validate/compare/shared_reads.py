@@ -1,7 +1,8 @@
 """SharedReads: which tokens the rows of a recorded decode step had in common.
 
-A server of ours records that. A stock server reads a row's tokens wherever they lie and records
-their sum; what is shared follows from the requests that were decoding then, and their prompts.
+A server of ours records that of HOT. What rows share in COLD, and all that they share on a stock
+server, is read wherever it lies and recorded as part of a sum; it follows from the requests that
+were decoding then, and their prompts.
 """
 
 import json
@@ -13,7 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from granikv.core.step import Mode, Segment, StepPlan
+from granikv.core.step import Launch, Mode, Segment, StepPlan
 from granikv.traces.request import Run
 from granikv.validate.compare.live_run import LiveRun
 
@@ -40,8 +41,8 @@ class SharedReads:
 
     @classmethod
     def of(cls, run: LiveRun) -> Self:
-        """Prefixes of a stock server's run: first runs of prompts that two or more share."""
-        if not run.is_stock or run.trace is None:
+        """Prefixes of a run: first runs of prompts that two or more requests share."""
+        if run.trace is None:
             return cls()
         times = {
             row["id"]: (row["first_token_s"], row["finish_s"])
@@ -70,7 +71,8 @@ class SharedReads:
             for step in steps.iter_rows(named=True)
         ]
         plans = [
-            json.dumps(StepPlan((Mode.PAGED,) * len(segments)).to_json()) for segments, _ in found
+            json.dumps(_plan(step["plan_json"], len(segments)).to_json())
+            for step, (segments, _) in zip(steps.iter_rows(named=True), found, strict=True)
         ]
         return steps.with_columns(
             segments_json=pl.Series([json.dumps([list(s) for s in found_]) for found_, _ in found]),
@@ -88,15 +90,36 @@ class SharedReads:
         """
         told = tuple(Segment(*part) for part in json.loads(str(step["segments_json"])))
         tokens = int(str(step["private_tokens"]))
-        if told or not self._readers:
+        if not self._readers:
             return told, tokens
-        time_s = float(str(step["start_s"]))
-        left, found = int(str(step["rows"])), []
-        for readers in self._readers:
+        found = list(told)
+        for length, rows in self._elsewhere(told, float(str(step["start_s"]))):
             # A row that has just ended decodes once more, so counts may be off by one.
-            rows = min(readers.at(time_s), left, tokens // readers.length)
-            left -= rows
+            rows = min(rows, int(str(step["rows"])), tokens // length)
             if rows > 1:
-                found.append(Segment(0, readers.length, rows))
-                tokens -= rows * readers.length
+                found.append(Segment(0, length, rows))
+                tokens -= rows * length
         return tuple(found), tokens
+
+    def _elsewhere(self, told: tuple[Segment, ...], time_s: float) -> list[tuple[int, int]]:
+        """`(length, rows)` of what rows share at a moment and no segment says.
+
+        A segment does not say whose it is: it is taken from the prefix whose readers are nearest
+        in number, of those that are long enough.
+        """
+        left = [[readers.length, readers.at(time_s)] for readers in self._readers]
+        for segment in sorted(told, key=lambda segment: -segment.length):
+            fitting = [one for one in left if one[0] >= segment.length]
+            if fitting:
+                nearest = min(fitting, key=lambda one: abs(one[1] - segment.rows))
+                nearest[0] -= segment.length
+        return [(length, rows) for length, rows in left if length]
+
+
+def _plan(told: str, segments: int) -> StepPlan:
+    """What a server says it did, and all else paged."""
+    plan = json.loads(told or "{}") or {}
+    modes = tuple(map(Mode, plan.get("modes", ())))
+    modes += (Mode.PAGED,) * (segments - len(modes))
+    launch = Launch[plan["launch"].upper()] if plan.get("launch") else Launch.TWO_CALL
+    return StepPlan(modes, launch, tuple(plan.get("row_split", ())))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from granikv.core.errors import TraceFormatError
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
+from granikv.cost_models.memory import padded_tokens
 from granikv.cost_models.step import StepCost
 from granikv.validate.compare.error_measures import Errors, errors
 from granikv.validate.compare.live_run import LiveRun
@@ -48,14 +49,14 @@ def step_times(run: LiveRun, cost: StepCost) -> StepTimes:
     Raises:
         TraceFormatError: a recorded batch cannot be read.
     """
-    reads = SharedReads.of(run)
+    reads, sizes = SharedReads.of(run), run.prefill_graph_tokens
     skipped: dict[str, int] = {}
     rows = []
     taken_s = recorded_s(run.steps).tolist()
     for step, step_s in zip(run.steps.iter_rows(named=True), taken_s, strict=True):
         is_decode = step["kind"] == "decode"
         try:
-            found = _decode(step, reads, cost) if is_decode else _extend(step, cost)
+            found = _decode(step, reads, cost) if is_decode else _extend(step, sizes, cost)
         except (ValueError, KeyError) as error:
             raise TraceFormatError(
                 f"{run.folder}: step {step['iter']} cannot be read ({error}); record it again."
@@ -90,11 +91,11 @@ def shape_of(step: dict[str, object], reads: SharedReads, cost: StepCost) -> Ste
 
 
 def plan_of(step: dict[str, object], segments: tuple[Segment, ...]) -> StepPlan:
-    """How a decode step ran; a server that recorded no plan reads everything paged."""
+    """How a decode step ran; what its server does not say, it read paged."""
     told = json.loads(str(step["plan_json"]) or "{}") or {}
-    if len(told.get("modes", ())) != len(segments):
-        return StepPlan((Mode.PAGED,) * len(segments))
-    return StepPlan(tuple(map(Mode, told["modes"])), Launch[told["launch"].upper()])
+    modes = tuple(map(Mode, told.get("modes", ())))[: len(segments)]
+    launch = Launch[told["launch"].upper()] if told.get("launch") else Launch.TWO_CALL
+    return StepPlan((*modes, *(Mode.PAGED,) * (len(segments) - len(modes))), launch)
 
 
 def _decode(
@@ -107,12 +108,14 @@ def _decode(
     return mode, float(cost.segment(shape, plan, steps)[-1]) / steps
 
 
-def _extend(step: dict[str, object], cost: StepCost) -> tuple[str, float] | None:
+def _extend(
+    step: dict[str, object], graph_tokens: tuple[int, ...], cost: StepCost
+) -> tuple[str, float] | None:
     told = json.loads(str(step["plan_json"]) or "{}") or {}
     if not (pairs := told.get("extend")):
         return None
     new, cached = zip(*pairs, strict=True)
-    return "extend", cost.extend(new, cached).total_ns
+    return "extend", cost.extend(new, cached, padded_tokens(sum(new), graph_tokens)).total_ns
 
 
 def _errors(table: pl.DataFrame) -> Errors:

@@ -1,0 +1,62 @@
+"""fit_rereads: what GraniKV's private pass pays for tokens that several rows read."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from granikv.cost_models.fit.held_out import ErrorSummary, folds_of, summarise
+from granikv.cost_models.fit.robust import bounded_fit
+from granikv.cost_models.ideal import ELEMENT_BYTES
+from granikv.cost_models.surface import FloatArray
+
+_SOFTNESS = 0.1  # relative error from which a row counts less
+_LEAST_READERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RereadFit:
+    """What a further read costs of a read from memory, and errors of whole calls with it.
+
+    Attributes:
+        share: of the time of a first read.
+        residual: median absolute relative error of calls.
+        error: the same of calls predicted without any of their heads and prefix length.
+        rows: calls used.
+    """
+
+    share: float
+    residual: float
+    error: ErrorSummary
+    rows: int
+
+
+def fit_rereads(frame: pl.DataFrame) -> RereadFit:
+    """Robust least squares of relative error over a launch, a first read and a further read.
+
+    `frame` holds rows of `own_rows.operator_rows` that ran GraniKV's private pass alone over
+    tokens that rows have in common, by eight rows or more: fewer leave the card half empty.
+    """
+    calls = frame.filter(pl.col("sharers") >= _LEAST_READERS)
+    token_bytes = 2 * ELEMENT_BYTES * calls["num_kv_heads"] * calls["head_dim"]
+    private = calls["rows"] * calls["tokens"]
+    shared = calls["prefixes"] * calls["length"]
+    first = (token_bytes * (private + shared)).cast(pl.Float64).to_numpy()
+    further = token_bytes * (calls["rows"] * calls["length"] - shared)
+    measured = calls["time_us"].to_numpy() * 1e3
+    terms = np.stack([np.ones_like(first), first, further.cast(pl.Float64).to_numpy()])
+    shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
+    names, predicted = shape.to_series().to_numpy(), np.empty(len(measured))
+    fold = folds_of(names)
+    for held in np.unique(fold):
+        hidden = fold == held
+        predicted[hidden] = _fit(terms[:, ~hidden], measured[~hidden]) @ terms[:, hidden]
+    found = _fit(terms, measured)
+    residual = float(np.median(np.abs(found @ terms / measured - 1)))
+    error = summarise(predicted, measured, names)
+    return RereadFit(float(min(1.0, found[2] / found[1])), residual, error, calls.height)
+
+
+def _fit(terms: FloatArray, measured: FloatArray) -> FloatArray:
+    columns = tuple(terms / measured)
+    return bounded_fit(columns, np.ones_like(measured), _SOFTNESS, (np.inf,) * len(columns))
