@@ -13,9 +13,12 @@ from granikv.core.errors import ConfigError
 from granikv.core.migration import Migration
 from granikv.core.policies import make_policy
 from granikv.core.repartition import RepartitionPolicy, StaticPolicy, Window
-from granikv.sim.config import ServerConfig
+from granikv.sim.config import RETRACT_DECODE_STEPS, ServerConfig
 from granikv.sim.pools import Pools
 from granikv.sim.scheduler import Scheduler
+
+# Copying less than this at a time is not worth a move.
+_SMALLEST_GROWTH = 1024
 
 
 class Repartitioner:
@@ -34,6 +37,7 @@ class Repartitioner:
         self._interval_ns = self.next_look_ns
         self._seen_misses: Counter[str] = Counter()
         self._seen = (0, 0, 0, 0)
+        self._goal: int | None = None
 
     @property
     def is_active(self) -> bool:
@@ -48,17 +52,18 @@ class Repartitioner:
     def advance(self, now_ns: int, scheduler: Scheduler, retractions: int) -> int:
         """Do this boundary's share of a move, or ask the policy; returns the tokens copied."""
         if self.is_moving:
-            return self._move_piece()
-        if not self.is_active or now_ns < self.next_look_ns:
+            return self._move_piece(scheduler, now_ns / 1e9)
+        if not self.is_active:
             return 0
-        # Nothing happens in an idle server, so looks that fell into an idle time are left out.
-        self.next_look_ns = (now_ns // self._interval_ns + 1) * self._interval_ns
-        target = self._policy.observe(self._window(now_ns / 1e9, scheduler, retractions))
-        if target is None or target == self._pools.allocator.hot_tokens:
+        if now_ns >= self.next_look_ns:
+            # Nothing happens in an idle server, so looks that fell into an idle time are left out.
+            self.next_look_ns = (now_ns // self._interval_ns + 1) * self._interval_ns
+            self._goal = self._policy.observe(self._window(now_ns / 1e9, scheduler, retractions))
+        if self._goal is None or self._goal == self._pools.allocator.hot_tokens:
             return 0
-        return self._begin(target, scheduler)
+        return self._begin(self._goal, scheduler, now_ns / 1e9)
 
-    def _begin(self, hot_tokens: int, scheduler: Scheduler) -> int:
+    def _begin(self, hot_tokens: int, scheduler: Scheduler, now_s: float) -> int:
         allocator = self._pools.allocator
         if not isinstance(hot_tokens, int) or not 0 <= hot_tokens < allocator.size_tokens:
             raise ConfigError(
@@ -72,7 +77,7 @@ class Repartitioner:
         if migration is None:
             return 0
         allocator.begin_move(migration)
-        return self._move_piece()
+        return self._move_piece(scheduler, now_s)
 
     def _plan(self, hot_tokens: int) -> Migration | None:
         """The move to `hot_tokens`, or as near as it can end; None when it cannot begin."""
@@ -80,17 +85,21 @@ class Repartitioner:
         growth = hot_tokens - allocator.hot_tokens
         if growth > 0:
             # As many free slots as the region is long: then what is held there fits behind it.
-            if growth > allocator.cold_free + self._pools.index.evictable_tokens:
+            room = allocator.cold_free + self._pools.index.evictable_tokens
+            room -= len(self._pools.batch) * RETRACT_DECODE_STEPS
+            if room < min(growth, _SMALLEST_GROWTH):
                 return None
+            growth = min(growth, room)
             self._pools.index.ensure_cold(growth)
-            return allocator.plan_move(hot_tokens)
+            return allocator.plan_move(allocator.hot_tokens + growth)
+        self._goal = None
         # A fence around a slab that is in use would withhold its surroundings for as long as that.
         lowest = self._pools.directory.highest_slot_in_use()
         if lowest >= allocator.hot_tokens:
             return None
         return allocator.plan_move(max(hot_tokens, lowest))
 
-    def _move_piece(self) -> int:
+    def _move_piece(self, scheduler: Scheduler, now_s: float) -> int:
         pools, allocator = self._pools, self._pools.allocator
         src, dst = allocator.next_piece(self._budget_tokens)
         if len(src):
@@ -103,10 +112,16 @@ class Repartitioner:
             for node, is_locked in pools.directory.blocked_by(migration):
                 if not is_locked and pools.index.is_hot_cached(node):
                     pools.index.evict_hot(node)
-        if allocator.can_finish_move():
+        copied = len(src)
+        if migration is not None and allocator.can_finish_move():
             allocator.finish_move()
             self.moves += 1
-        return len(src)
+            # COLD has tokens that nobody left behind: neither a shrink nor a copy into HOT is a row
+            # that ends, which alone opens admission.
+            scheduler.is_full = False
+            if migration.grows and pools.placement is not None:
+                copied += pools.placement.promote_read(pools.batch.states, now_s)
+        return copied
 
     def _window(self, now_s: float, scheduler: Scheduler, retractions: int) -> Window:
         pools = self._pools
@@ -126,6 +141,7 @@ class Repartitioner:
             hot_tokens=allocator.hot_tokens,
             hot_used=allocator.hot_used,
             hot_free=allocator.hot_free,
+            hot_idle=directory.idle_tokens,
             largest_free_run=allocator.largest_free_run,
             cold_used=allocator.cold_used,
             cold_free=allocator.cold_free,

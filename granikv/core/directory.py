@@ -80,6 +80,11 @@ class SlabDirectory:
             and self._admission.wants_slab(view)
         )
 
+    @property
+    def largest_free_run(self) -> int:
+        """Tokens of the longest slab that fits without eviction."""
+        return self._allocator.largest_free_run
+
     def victims(self, view: PrefixView) -> list[int] | None:
         """Nodes to evict before `view` fits, [] when it fits now; None, and a miss, when it cannot.
 
@@ -283,6 +288,11 @@ class SlabDirectory:
         self._residents.clear()
         for reservation in list(self._reservations):
             self.release(reservation)
+
+    @property
+    def idle_tokens(self) -> int:
+        """Tokens of slabs that no request holds."""
+        return sum(r.slab.length for r in self._residents.values() if not r.locks)
 
     def idle(self, now_s: float) -> list[IdleSlab]:
         """Slabs that no request holds, as admission sees them at `now_s`, in address order."""

@@ -34,62 +34,43 @@ class MarginalPolicy:
     """
 
     fixed_reads: float = 122_500.0
-    advantage: float = 1.5
-    largest: float = 0.25
-    idle_share: float = 0.01
-    memory: int = 10
-    hold: int = 1
-    longest_hold: int = 16
-    _hold: Hold = field(init=False)
-    _since_miss: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Check the options."""
-        if not self.advantage >= 1:
-            raise ValueError(f"advantage must be at least 1, got {self.advantage!r}")
-        if not 0 < self.largest < 1:
-            raise ValueError(f"largest must be between 0 and 1, got {self.largest!r}")
-        self._hold = Hold(self.hold, self.longest_hold)
-        self._since_miss = self.memory
+    prefill_tokens_per_s: float = 40_000.0
+    shortest: int = 256
+    longest_backoff: float = 16.0
+    _wants: bool = False
+    _is_short: bool = False
+    _short_s: float = 0.0
+    _spare: int | None = None
+    _backoff: float = 1.0
+    _gave_s: float = -1e9
+    _paid_s: float = -1e9
+    _last_s: float = 0.0
 
     def observe(self, window: Window) -> int | None:
-        """HOT with what the more valuable side lacks, or stay."""
-        self._since_miss = 0 if window.hot_miss_tokens else self._since_miss + 1
-        if not self._hold.is_over():
+        dt, self._last_s = window.now_s - self._last_s, window.now_s
+        runs = [l for l, _ in window.rows_per_cold_run if l >= self.shortest]
+        self._wants = bool(window.hot_miss_tokens) or (self._wants and bool(runs))
+        wanted = sum(runs) if self._wants else 0
+        spare = window.hot_free + window.hot_idle - wanted
+        self._is_short = window.cold_is_short or (self._is_short and window.cold_waiting_tokens > 0)
+        if spare < 0:
+            self._short_s, self._spare = 0.0, None
+            if self._gave_s > -1e9:
+                wrong = window.now_s < self._paid_s
+                self._backoff = min(self._backoff*2, self.longest_backoff) if wrong else max(1.0, self._backoff/2)
+                self._gave_s = -1e9
+            return min(window.hot_tokens - spare, window.size_tokens - 1)
+        if not self._is_short or not spare:
+            self._short_s, self._spare = 0.0, None
             return None
-        cold = self.cold_value(window)
-        length, hot = self.best_miss(window)
-        change = self._growth(window, length) if hot > self.advantage * cold else 0
-        if not change and cold > 0:
-            change = -self._gift(window, length if self.advantage * hot > cold else 0)
-        if not change:
-            return None
-        self._hold.begin(grows=change > 0)
-        return window.hot_tokens + change
-
-    def cold_value(self, window: Window) -> float:
-        """Token reads a step that one more COLD token is worth."""
-        if not window.cold_is_short:
-            return 0.0
+        self._short_s += dt
+        self._spare = spare if self._spare is None else min(self._spare, spare)
+        spare = self._spare
         shared = sum(length for length, _ in (*window.rows_per_slab, *window.rows_per_cold_run))
-        return (self.fixed_reads + shared) / max(1, window.private_tokens)
-
-    def best_miss(self, window: Window) -> tuple[int, float]:
-        """The prefix in COLD that costs the most reads: tokens, and reads saved per token.
-
-        Zeros when no slab was missed lately: what lies in COLD then is not wanted in HOT.
-        """
-        if self._since_miss >= self.memory or not window.rows_per_cold_run:
-            return 0, 0.0
-        length, rows = max(window.rows_per_cold_run, key=lambda run: (run[0] * (run[1] - 1), run))
-        return length, rows - 1.0
-
-    def _growth(self, window: Window, length: int) -> int:
-        room = int(window.cold_idle - self.idle_share * window.size_tokens)
-        return max(0, min(self._limit(window), length - window.hot_unread, room))
-
-    def _gift(self, window: Window, kept: int) -> int:
-        return max(0, min(self._limit(window), window.hot_unread - kept))
-
-    def _limit(self, window: Window) -> int:
-        return max(1, int(self.largest * window.size_tokens))
+        gain = (self.fixed_reads + shared) / (self.fixed_reads + shared + window.private_tokens)
+        evicted = max(0, spare - window.hot_free)
+        payback = evicted / self.prefill_tokens_per_s / (gain * spare / max(1, window.private_tokens)) if spare else 0
+        if not spare or self._short_s < payback * self._backoff: return None
+        self._short_s, self._spare = 0.0, None
+        self._gave_s, self._paid_s = window.now_s, window.now_s + payback*self._backoff
+        return window.hot_tokens - spare

@@ -11,6 +11,10 @@ from granikv.core.admission import PrefixView
 from granikv.core.directory import Reservation, SlabDirectory
 
 
+# Tokens below which a part of a prefix is not worth a slab.
+_SMALLEST_PART = 1024
+
+
 class PathNode(Protocol):
     """What a prefix tree knows about one of its nodes."""
 
@@ -39,7 +43,7 @@ class PathNode(Protocol):
         """When a request last ran on it."""
 
 
-Member = TypeVar("Member", bound=PathNode, contravariant=True)
+Member = TypeVar("Member", bound=PathNode)
 
 
 class HotTree(Protocol[Member]):
@@ -50,6 +54,9 @@ class HotTree(Protocol[Member]):
 
     def evict_hot(self, node_id: int) -> None:
         """Drop an unlocked HOT node with everything cached below it."""
+
+    def split(self, node: Member, left_length: int) -> Member:
+        """Part a node after its first tokens; the new upper node is returned."""
 
     def make_hot(self, node: Member, reservation: Reservation) -> None:
         """Move a COLD node into the next slots of `reservation`."""
@@ -79,6 +86,26 @@ def promote(
             return length
         length -= chain[count - 1].length
     return 0
+
+
+def promote_part(
+    directory: SlabDirectory, tree: HotTree[Member], chain: Sequence[Member], now_s: float
+) -> int:
+    """Move as much of `chain` as free HOT has room for, from its top; returns its tokens.
+
+    Copying a long prefix in parts takes little free COLD: what each part leaves is room for HOT to
+    grow by the next one. Evicts nothing and counts no miss: nobody has asked for it now.
+    """
+    room = directory.largest_free_run
+    part: list[Member] = []
+    for node in chain:
+        if node.length > room:
+            if room >= _SMALLEST_PART:
+                part.append(tree.split(node, room))
+            break
+        part.append(node)
+        room -= node.length
+    return promote(directory, tree, part, now_s) if part else 0
 
 
 def reserve_declared(
