@@ -299,7 +299,7 @@ class Engine:
         """Decode steps until the batch, its plan or an admission decision may change."""
         scheduler = self.scheduler
         may_admit = not scheduler.is_full and (scheduler.waiting or self._inbox)
-        if self.config.exact or self._ended or may_admit or self.repartitioner.is_moving:
+        if self.config.exact or self._ended or may_admit or self.repartitioner.boundary.is_moving:
             return 1
         rows = shape.rows
         limit = self._dispatcher.private_tokens_limit(shape.private_tokens)

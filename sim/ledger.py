@@ -92,7 +92,7 @@ class Ledger:
     def _counters(self, retracted: int) -> Counters:
         pools = self._pools
         misses, evicted = pools.hot_misses, pools.index.evicted_nodes
-        moved = self._repartitioner.moved_tokens
+        moved = self._repartitioner.boundary.moved_tokens
         last_misses, last_evicted, last_moved = self._counted
         self._counted = (misses, evicted, moved)
         return (

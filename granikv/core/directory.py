@@ -4,11 +4,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from granikv.core.admission import HotAdmission, IdleSlab, PrefixView, makes_run
+from granikv.core.admission import HotAdmission, IdleSlab, PrefixView, longest_idle, makes_run
 from granikv.core.allocator import HotColdAllocator, Migration, Slab, Slots
 from granikv.core.errors import IntegrityError
+from granikv.core.relocation import Relocation
 
 
 @dataclass(slots=True, eq=False)
@@ -51,8 +51,6 @@ class SlabDirectory:
         misses: wanted slabs that could not be had: `too_long` (longer than HOT), `no_room` (free
             tokens short), `fragmented` (enough free tokens but no run).
         hot_miss_tokens: tokens of those slabs.
-        promotions: nodes copied from COLD.
-        promoted_tokens: their tokens.
         evictions: slabs freed by `evict`.
         relocated_tokens: tokens copied from slab to slab.
     """
@@ -60,14 +58,13 @@ class SlabDirectory:
     def __init__(self, allocator: HotColdAllocator, admission: HotAdmission) -> None:
         self.misses: Counter[str] = Counter()
         self.hot_miss_tokens = 0
-        self.promotions = 0
-        self.promoted_tokens = 0
         self.evictions = 0
         self.relocated_tokens = 0
         self._allocator = allocator
         self._admission = admission
         self._residents: dict[int, _Resident] = {}
         self._reservations: dict[Reservation, None] = {}
+        self._relocations: dict[Relocation, None] = {}
 
     def wants(self, view: PrefixView) -> bool:
         """Whether the prefix should get a slab: not attached yet, fits the pool, policy says yes.
@@ -219,33 +216,6 @@ class SlabDirectory:
         resident.hits += 1
         resident.last_use_s = now_s
 
-    def promote(
-        self, node: int, cold_slots: ArrayLike, view: PrefixView, locks: int = 0
-    ) -> tuple[Slots, Slots] | None:
-        """Move a node from COLD into a slab; None when no run fits.
-
-        The COLD slots are freed here: the caller copies `src` to `dst` (int32 `[n]` each) and
-        remaps every holder before it calls the allocator again. `locks` requests hold the node
-        already.
-
-        Raises:
-            ValueError: the node has a slab, the slots are not `view.length` held COLD slots, or
-                `locks` is negative; nothing has changed then.
-        """
-        self._check_new(node, locks)
-        src = np.array(cold_slots)
-        if len(src) != view.length:
-            raise ValueError(f"cold_slots must be {view.length} slots, got {len(src)}")
-        if not self._allocator.can_reserve(view.length):
-            return None
-        self._allocator.free_cold(src)
-        slab = self._allocator.reserve_slab(view.length)
-        assert slab is not None, "freeing COLD slots takes no HOT room"
-        self._attach(node, slab, view, locks)
-        self.promotions += 1
-        self.promoted_tokens += slab.length
-        return src.astype(np.int32, copy=False), slab.slots()
-
     def evict(self, node: int) -> None:
         """Free the node's slab; its KV is gone.
 
@@ -261,25 +231,45 @@ class SlabDirectory:
         del self._residents[node]
         self.evictions += 1
 
-    def relocate(self, node: int, below: int | None = None) -> tuple[Slots, Slots] | None:
-        """Move a slab, locked or not, to another free run (entirely below slot `below` if given).
+    def begin_relocation(self, node: int, below: int | None = None) -> Relocation | None:
+        """Take room for a copy of a slab, locked or not, entirely below slot `below` if given.
 
-        None when no run fits. The caller copies `src` to `dst` (int32 `[n]` each, disjoint) and
-        remaps every holder before it calls the allocator again. For compaction, pass the slab's
-        own base as `below`.
+        None when no run fits. For compaction, pass the slab's own base as `below`.
 
         Raises:
             ValueError: the node has no slab.
         """
-        resident = self._resident(node)
-        old = resident.slab
+        old = self._resident(node).slab
         new = self._allocator.reserve_slab(old.length, below)
         if new is None:
             return None
-        self._allocator.free_slab(old)
-        resident.slab = new
-        self.relocated_tokens += new.length
-        return old.slots(), new.slots()
+        relocation = Relocation(node, old, new)
+        self._relocations[relocation] = None
+        return relocation
+
+    def end_relocation(self, relocation: Relocation) -> bool:
+        """Make the copy the node's slab and free the old one: the caller remaps every holder before
+        it calls the allocator again. False, and the copy is freed, when it is not complete or the
+        slab was split or evicted meanwhile.
+
+        Raises:
+            ValueError: the relocation has ended.
+        """
+        if relocation not in self._relocations:
+            raise ValueError("relocation must be under way, got one that has ended")
+        del self._relocations[relocation]
+        resident = self._residents.get(relocation.node)
+        if resident is None or resident.slab != relocation.old or not relocation.is_copied:
+            self._allocator.free_slab(relocation.new)
+            return False
+        self._allocator.free_slab(relocation.old)
+        resident.slab = relocation.new
+        self.relocated_tokens += relocation.new.length
+        return True
+
+    def is_current(self, relocation: Relocation) -> bool:
+        """Whether the node still has the slab that is being copied."""
+        return self.slab_of(relocation.node) == relocation.old
 
     def clear(self) -> None:
         """Free every slab and reservation, locked ones too; counters stay."""
@@ -288,6 +278,9 @@ class SlabDirectory:
         self._residents.clear()
         for reservation in list(self._reservations):
             self.release(reservation)
+        for relocation in self._relocations:
+            self._allocator.free_slab(relocation.new)
+        self._relocations.clear()
 
     @property
     def idle_tokens(self) -> int:
@@ -318,6 +311,17 @@ class SlabDirectory:
             )
         ]
 
+    def idle_run_for(self, node: int, hot_tokens: int) -> list[int]:
+        """Idle nodes within the first `hot_tokens` slots in whose place the node's slab would fit,
+        those that were idle longest; [] when there is no such run.
+
+        Raises:
+            ValueError: the node has no slab.
+        """
+        resident = self._resident(node)
+        idle = [s for s in self.idle(resident.last_use_s) if s.base + s.length <= hot_tokens + 1]
+        return longest_idle(idle, resident.slab.length)
+
     def blocked_by(self, migration: Migration) -> list[tuple[int, bool]]:
         """Nodes whose slab now lies in the part that HOT gives up, as `(node, locked)` by address.
 
@@ -332,16 +336,18 @@ class SlabDirectory:
         ]
         return [(node, locked) for _, node, locked in sorted(blocking)]
 
-    def highest_slot_in_use(self) -> int:
-        """Last HOT slot that a request holds or a prefill may write: a boundary at or above it has
-        only idle slabs in its way; 0 when there is none.
-        """
-        ends = [resident.slab.end for resident in self._residents.values() if resident.locks]
-        ends += [r.slab.end for r in self._reservations if r.slab is not None]
+    def by_falling_address(self) -> list[tuple[int, Slab]]:
+        """Nodes with their slabs, the highest first."""
+        slabs = [(node, resident.slab) for node, resident in self._residents.items()]
+        return sorted(slabs, key=lambda item: -item[1].base)
+
+    def highest_reserved_slot(self) -> int:
+        """Last HOT slot that a prefill may write; 0 when there is none."""
+        ends = [r.slab.end for r in self._reservations if r.slab is not None]
         return max(ends, default=1) - 1
 
     def check_integrity(self) -> None:
-        """Check that the allocator knows exactly the slabs of nodes and open reservations.
+        """Check that the allocator knows exactly the slabs of nodes, reservations and copies.
 
         Raises:
             IntegrityError: the invariant that does not hold.
@@ -351,15 +357,16 @@ class SlabDirectory:
             if reservation.slab is None or reservation.bound > reservation.filled:
                 raise IntegrityError(f"an open reservation must have a slab, got {reservation}")
             slabs.append(reservation.slab)
+        slabs += [relocation.new for relocation in self._relocations]
         if len({slab.base for slab in slabs}) != len(slabs):
-            raise IntegrityError("slabs of nodes and reservations must be disjoint")
+            raise IntegrityError("slabs of nodes, reservations and copies must be disjoint")
         for slab in slabs:
             if not self._allocator.owns(slab):
                 raise IntegrityError(f"the allocator must know every slab, got {slab}")
         total = sum(slab.length for slab in slabs)
         if total != self._allocator.hot_used:
             raise IntegrityError(
-                "slabs of nodes + reservations == hot_used must hold,"
+                "slabs of nodes + reservations + copies == hot_used must hold,"
                 f" got {total} and {self._allocator.hot_used}"
             )
         if any(resident.locks < 0 for resident in self._residents.values()):

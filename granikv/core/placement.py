@@ -12,7 +12,7 @@ from granikv.core.directory import Reservation, SlabDirectory
 
 
 # Tokens below which a part of a prefix is not worth a slab.
-_SMALLEST_PART = 1024
+_SMALLEST_PART = 2048
 
 
 class PathNode(Protocol):

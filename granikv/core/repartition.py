@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from granikv.core.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -74,6 +76,23 @@ class RepartitionPolicy(Protocol):
 
     def observe(self, window: Window) -> int | None:
         """HOT tokens to move to, None to stay."""
+
+
+def target_of(policy: RepartitionPolicy, window: Window) -> int | None:
+    """HOT tokens that a policy wants in place of those there are; None to stay.
+
+    Raises:
+        ConfigError: it asked for what no pool can have.
+    """
+    target = policy.observe(window)
+    if target is None or target == window.hot_tokens:
+        return None
+    if not isinstance(target, int) or not 0 <= target < window.size_tokens:
+        raise ConfigError(
+            f"The repartition policy asked for {target} HOT tokens; it must ask for a whole"
+            f" number from 0 to {window.size_tokens - 1}, or return None."
+        )
+    return target
 
 
 class StaticPolicy:

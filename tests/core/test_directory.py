@@ -46,10 +46,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.past: dict[int, tuple[int, float]] = {}
         self.cold: dict[int, tuple[np.ndarray, list[int]]] = {}
         self.filling: list[list] = []
+        self.relocation = None
         self.next_node, self.next_mark, self.now_s = 0, 1, 0.0
-        self.expected = dict.fromkeys(
-            ("promotions", "promoted_tokens", "evictions", "relocated_tokens"), 0
-        )
+        self.expected = dict.fromkeys(("evictions", "relocated_tokens"), 0)
         self.missed: dict[str, int] = {}
         self.missed_tokens = 0
 
@@ -168,23 +167,18 @@ class DirectoryMachine(RuleBasedStateMachine):
         if want_room and not self.make_room(wanted):
             return
         fits = self.allocator.can_reserve(len(slots))
-        for other in self.hot:
-            self.refused(self.directory.promote, other, slots, wanted)
-        self.refused(self.directory.promote, node, slots[1:], wanted)
-        if fits:
-            self.refused(self.directory.promote, node, [*slots[1:], 1], wanted)
-        copied = self.directory.promote(node, slots, wanted, locks=live)
-        assert (copied is not None) == fits
-        if copied is None:
+        reservation = self.directory.reserve(wanted)
+        assert (reservation is not None) == fits
+        if reservation is None:
             return
-        src, dst = copied
-        assert src.tolist() == slots.tolist()
-        assert (src.dtype, dst.dtype) == (np.int32, np.int32)
-        self.kv[dst] = self.kv[src]
+        dst = self.directory.take(reservation, len(slots))
+        self.allocator.free_cold(slots)
+        for other in self.hot:
+            self.refused(self.directory.bind, other, reservation, len(slots))
+        self.directory.bind(node, reservation, len(slots), locks=live)
+        self.kv[dst] = self.kv[slots]
         del self.cold[node]
         self.attach(node, marks, live, wanted.last_use_s)
-        self.expected["promotions"] += 1
-        self.expected["promoted_tokens"] += len(marks)
 
     @precondition(lambda self: self.hot)
     @rule(pick=PICK, left=st.integers(0, 12))
@@ -237,24 +231,40 @@ class DirectoryMachine(RuleBasedStateMachine):
             del of_node[node]
         self.expected["evictions"] += 1
 
-    @precondition(lambda self: self.hot)
+    @precondition(lambda self: self.hot and self.relocation is None)
     @rule(pick=PICK, below=st.none() | st.integers(1, 40), compact=st.booleans())
-    def relocate(self, pick, below, compact):
+    def begin_relocation(self, pick, below, compact):
         node = self.some_hot(pick)
         old = self.directory.slab_of(node)
         below = old.base if compact else below
-        copied = self.directory.relocate(node, below)
-        if copied is None:
+        self.relocation = self.directory.begin_relocation(node, below)
+        if self.relocation is None:
             assert below is not None or not self.allocator.can_reserve(old.length)
-            assert self.directory.slab_of(node) == old
             return
-        src, dst = copied
-        new = self.directory.slab_of(node)
-        assert (src.tolist(), dst.tolist()) == (old.slots().tolist(), new.slots().tolist())
+        assert self.relocation.old == self.directory.slab_of(node) == old
+        assert below is None or self.relocation.new.end <= below
+
+    @precondition(lambda self: self.relocation is not None)
+    @rule(max_tokens=st.integers(1, 10))
+    def copy_a_piece(self, max_tokens):
+        src, dst = self.relocation.next_piece(max_tokens)
+        assert (src.dtype, dst.dtype) == (np.int32, np.int32)
         assert not set(src.tolist()) & set(dst.tolist())
-        assert below is None or new.end <= below
+        assert len(src) == max_tokens or self.relocation.is_copied
         self.kv[dst] = self.kv[src]
-        self.expected["relocated_tokens"] += old.length
+
+    @precondition(lambda self: self.relocation is not None)
+    @rule()
+    def end_relocation(self):
+        relocation, self.relocation = self.relocation, None
+        slab = self.directory.slab_of(relocation.node)
+        was_current = self.directory.is_current(relocation)
+        assert was_current == (slab == relocation.old)
+        assert self.directory.end_relocation(relocation) == (was_current and relocation.is_copied)
+        self.refused(self.directory.end_relocation, relocation)
+        if was_current and relocation.is_copied:
+            assert self.directory.slab_of(relocation.node) == relocation.new
+            self.expected["relocated_tokens"] += relocation.new.length
 
     @precondition(lambda self: self.allocator.move is None)
     @rule(hot=st.integers(0, 59))
@@ -275,7 +285,8 @@ class DirectoryMachine(RuleBasedStateMachine):
         for node, locked in self.directory.blocked_by(self.allocator.move):
             assert self.directory.slab_of(node).end > self.allocator.move.new_hot_tokens + 1
             assert locked == (self.locks[node] > 0)
-        if not self.filling and not self.directory.blocked_by(self.allocator.move):
+        is_all = not self.filling and self.relocation is None
+        if is_all and not self.directory.blocked_by(self.allocator.move):
             assert self.allocator.can_finish_move() == (not self.cold_in_the_way())
 
     def cold_in_the_way(self) -> bool:
@@ -298,6 +309,9 @@ class DirectoryMachine(RuleBasedStateMachine):
         self.directory.clear()
         for reservation, _ in self.filling:
             self.refused(self.directory.take, reservation, 0)
+        if self.relocation is not None:
+            self.refused(self.directory.end_relocation, self.relocation)
+        self.relocation = None
         self.filling.clear()
         for of_node in (self.hot, self.locks, self.past):
             of_node.clear()
@@ -309,7 +323,7 @@ class DirectoryMachine(RuleBasedStateMachine):
             self.refused(call, -1)
         self.refused(self.directory.touch, -1, 0.0)
         self.refused(self.directory.split, -1, -2, 1)
-        self.refused(self.directory.relocate, -1)
+        self.refused(self.directory.begin_relocation, -1)
         assert self.directory.slab_of(-1) is None
 
     @invariant()
@@ -464,16 +478,15 @@ def test_a_slab_that_ends_at_the_new_boundary_blocks_nothing():
     assert directory.blocked_by(allocator.plan_move(9)) == [(1, True)]
 
 
-def test_the_highest_slot_in_use():
-    """Slabs 1..8 and 9..12: idle ones do not count, locked ones and open reservations do."""
+def test_slabs_by_falling_address_and_the_highest_reserved_slot():
+    """Slabs 1..8 and 9..12, then a reservation of 13..17."""
     directory = filled(SharedAdmission(1, 1), 8, 4)
-    assert directory.highest_slot_in_use() == 0
-    directory.lock(1)
-    assert directory.highest_slot_in_use() == 8
+    assert directory.by_falling_address() == [(2, Slab(9, 4)), (1, Slab(1, 8))]
+    assert directory.highest_reserved_slot() == 0
     reservation = directory.reserve(view(9, 5))
-    assert directory.highest_slot_in_use() == 17
+    assert directory.highest_reserved_slot() == 17
     directory.release(reservation)
-    assert directory.highest_slot_in_use() == 8
+    assert directory.highest_reserved_slot() == 0
 
 
 def test_chunked_prefill_of_nested_nodes():
@@ -496,11 +509,8 @@ def test_locks_cannot_start_negative():
     directory = SlabDirectory(HotColdAllocator(40, 20), PaperAdmission())
     reservation = directory.reserve(view(1, 4))
     directory.take(reservation, 4)
-    slots = directory._allocator.alloc_cold(4)
     with pytest.raises(ValueError, match="locks must not be negative"):
         directory.bind(1, reservation, 4, locks=-1)
-    with pytest.raises(ValueError, match="locks must not be negative"):
-        directory.promote(1, slots, view(1, 4), locks=-1)
 
 
 def test_a_slab_taken_behind_its_back_is_named():

@@ -40,9 +40,9 @@ def _policy(policy: object) -> Iterator[list[int]]:
     advance = Repartitioner.advance
 
     def checked(self: Repartitioner, now_ns: int, scheduler: Scheduler, retractions: int) -> int:
-        moves, was_moving = self.moves, self.is_moving
+        moves, was_moving = self.boundary.moves, self.boundary.is_moving
         tokens = advance(self, now_ns, scheduler, retractions)
-        if was_moving or self.is_moving or self.moves > moves:
+        if was_moving or self.boundary.is_moving or self.boundary.moves > moves:
             copied.append(tokens)
             self._pools.check_integrity()
         return tokens
@@ -68,6 +68,8 @@ def test_every_request_finishes_while_the_boundary_moves(
         update={
             "system": "granikv",
             "hot_fraction": 0.3,
+            # SGLang aborts a lone row that finds no slot while a prompt in chunks holds the rest.
+            "chunked_prefill_size": 10_000,
             "policy_interval_s": 0.02,
             "move_tokens_per_step": budget_tokens,
         }
@@ -85,7 +87,7 @@ def test_every_request_finishes_while_the_boundary_moves(
     ]
     assert {state.status.value for state in bench.ended} <= {"finished"}
     assert max(copied, default=0) <= budget_tokens
-    assert sum(copied) == bench.engine.repartitioner.moved_tokens
+    assert sum(copied) == bench.engine.repartitioner.boundary.moved_tokens
     bench.pools.check_integrity()
 
 
@@ -102,7 +104,7 @@ def test_growth_makes_room_in_a_cache_that_is_full() -> None:
     with _policy(_Targets([0.4])) as copied:
         bench = Bench(_steady(100), config, real_cost()).run()
     assert bench.pools.allocator.hot_tokens == 1600
-    assert bench.engine.repartitioner.moves == 1
+    assert bench.engine.repartitioner.boundary.moves == 1
     assert 0 < sum(copied) < 1200
 
 
@@ -111,7 +113,7 @@ def test_shrinking_ends_above_the_slab_that_is_always_read() -> None:
     with _policy(_Targets([0.0])):
         bench = Bench(_steady(100), config, real_cost()).run(4.0)
         assert bench.pools.allocator.hot_tokens == 300
-        assert not bench.engine.repartitioner.is_moving
+        assert not bench.engine.repartitioner.boundary.is_moving
         bench.run()
     assert len(bench.ended) == 100
 
