@@ -19,6 +19,7 @@ import simpy
 from simpy.events import EventPriority
 
 from granikv.core.dispatch import Dispatcher
+from granikv.core.repartition import RepartitionPolicy
 from granikv.core.step import ExtendShape, StepShape
 from granikv.cost_models.step import StepCost
 from granikv.sim.config import ServerConfig
@@ -68,12 +69,13 @@ class Engine:
         pools: Pools,
         recorder: StepRecorder,
         on_end: Callable[[RequestState], None],
+        policy: RepartitionPolicy | None = None,
     ) -> None:
         self.env = env
         self.config = config
         self.pools = pools
         self.scheduler = Scheduler(config, pools.index, pools.batch, pools.placement)
-        self.repartitioner = Repartitioner(config, pools)
+        self.repartitioner = Repartitioner(config, pools, policy)
         self.ledger = Ledger(cost, pools, self.repartitioner, recorder)
         self._cost = cost
         self._dispatcher = dispatcher

@@ -33,12 +33,16 @@ class EngineTotals:
 
 
 class Ledger:
-    """Books every step of one replica; it reads the pools' counters and changes nothing."""
+    """Books every step of one replica; it reads the pools' counters and changes nothing.
+
+    `boundary` is `(start_s, hot_tokens)` of the first step that ran with each HOT size in turn.
+    """
 
     def __init__(
         self, cost: StepCost, pools: Pools, repartitioner: Repartitioner, recorder: StepRecorder
     ) -> None:
         self.totals = EngineTotals()
+        self.boundary: list[tuple[float, int]] = [(0.0, pools.allocator.hot_tokens)]
         self._cost = cost
         self._pools = pools
         self._repartitioner = repartitioner
@@ -52,7 +56,7 @@ class Ledger:
         self.totals.prefills += 1
         self.totals.extend_ns += cost.total_ns
         self.totals.copy_ns += copy_ns
-        self._busy(end_ns - start_ns)
+        self._busy(start_ns, end_ns)
         self._recorder.extend(start_ns, end_ns, shape, self._counters(0))
 
     def decode(
@@ -81,12 +85,16 @@ class Ledger:
             saved_ns = whole.ns(shape.private_tokens) - line.ns(shape.private_tokens)
             totals.split_steps += steps
             totals.split_saved_ns += steps * saved_ns
-        self._busy(end_ns - start_ns)
+        self._busy(start_ns, end_ns)
         counters = self._counters(retracted)
         self._recorder.decode(start_ns, end_ns, steps, shape, plan, counters)
 
-    def _busy(self, duration_ns: int) -> None:
+    def _busy(self, start_ns: int, end_ns: int) -> None:
+        duration_ns = end_ns - start_ns
         self.totals.busy_ns += duration_ns
+        hot_tokens = self._pools.allocator.hot_tokens
+        if hot_tokens != self.boundary[-1][1]:
+            self.boundary.append((start_ns / 1e9, hot_tokens))
         self.totals.fragmentation_ns += duration_ns * self._pools.fragmentation
 
     def _counters(self, retracted: int) -> Counters:

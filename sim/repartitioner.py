@@ -13,17 +13,18 @@ from granikv.sim.scheduler import Scheduler
 class Repartitioner:
     """One replica's boundary: the policy decides, `Boundary` carries out."""
 
-    def __init__(self, config: ServerConfig, pools: Pools) -> None:
+    def __init__(
+        self, config: ServerConfig, pools: Pools, policy: RepartitionPolicy | None = None
+    ) -> None:
         self.boundary = Boundary(
             pools.allocator, pools.directory, PoolHolders(pools), config.move_tokens_per_step
         )
         self.next_look_ns = int(config.policy_interval_s * 1e9)
         self._pools = pools
         self._lookout = Lookout(pools.allocator)
-        # A stock engine has no HOT to move.
-        self._policy: RepartitionPolicy = (
-            StaticPolicy() if config.is_stock else make_policy(config.repartition)
-        )
+        if config.is_stock:  # it has no HOT to move
+            policy = StaticPolicy()
+        self._policy = make_policy(config.repartition) if policy is None else policy
         self._interval_ns = self.next_look_ns
 
     @property

@@ -1,6 +1,6 @@
 """simulate: a request stream through one or more replicas, to run records and totals."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import simpy
 
 from granikv.core.dispatch import Dispatcher
 from granikv.core.errors import ConfigError
+from granikv.core.repartition import RepartitionPolicy
 from granikv.cost_models.dispatch_table import build_cost_table
 from granikv.cost_models.step import StepCost
 from granikv.sim.arrivals import Arrivals
@@ -48,8 +49,11 @@ class MemorySink:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What a simulation knows beyond its records; `unfinished` is zero unless the run was cut
-    short.
+    """What a simulation knows beyond its records.
+
+    Attributes:
+        unfinished: zero unless the run was cut short.
+        boundaries: for each replica, from when (seconds) HOT had how many tokens.
     """
 
     end_s: float
@@ -61,6 +65,7 @@ class RunOutcome:
     totals: list[EngineTotals]
     hot_misses: dict[str, int]
     promoted_tokens: int
+    boundaries: list[list[tuple[float, int]]]
 
     @property
     def fragmentation(self) -> float:
@@ -95,20 +100,25 @@ def simulate(
     router: str = "round_robin",
     on_progress: Callable[[int], None] | None = None,
     until_s: float | None = None,
+    policies: Sequence[RepartitionPolicy] | None = None,
 ) -> RunOutcome:
     """Run the stream to its end (or to `until_s` simulated seconds) and hand rows to `sink`.
 
     `on_progress` is called with the number of ended requests, every 256 of them. Step rows of
-    several replicas follow each other in time order of their ends.
+    several replicas follow each other in time order of their ends. `policies`, one a replica, move
+    the boundary in place of the policy that `config.repartition` names.
 
     Raises:
         ConfigError: `replicas` is not positive, or a name is not known.
+        ValueError: the number of `policies` is not that of replicas.
         TraceFormatError: arrival times go backwards.
     """
     if until_s is not None and until_s <= 0:
         raise ConfigError(f"The simulation must end after 0 s, got {until_s}.")
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}.")
+    if policies is not None and len(policies) != replicas:
+        raise ValueError(f"policies must be {replicas}, one a replica, got {len(policies)}")
     cost = cost.in_engine(config.is_stock)
     env = simpy.Environment(initial_time=0)
     dispatcher = Dispatcher(build_cost_table(cost), config.dispatch_choice, config.row_split)
@@ -129,9 +139,8 @@ def simulate(
     for replica in range(replicas):
         recorder = StepRecorder(sink, replica)
         recorders.append(recorder)
-        engines.append(
-            Engine(env, config, cost, dispatcher, Pools(config, heads), recorder, on_end)
-        )
+        pools, policy = Pools(config, heads), None if policies is None else policies[replica]
+        engines.append(Engine(env, config, cost, dispatcher, pools, recorder, on_end, policy))
     route = make_router(router)
 
     def send(request: Request, now_ns: int) -> None:
@@ -161,6 +170,7 @@ def simulate(
         promoted_tokens=sum(
             e.pools.placement.promoted_tokens for e in engines if e.pools.placement is not None
         ),
+        boundaries=[engine.ledger.boundary for engine in engines],
     )
 
 

@@ -42,8 +42,9 @@ class MarginalPolicy:
     _short_s: float = 0.0
     _spare: int | None = None
     _backoff: float = 1.0
-    _gave_s: float = -1e9
-    _paid_s: float = -1e9
+    _gave: bool = False
+    _gain_s: float = 0.0
+    _loss_s: float = 0.0
     _last_s: float = 0.0
 
     def observe(self, window: Window) -> int | None:
@@ -51,14 +52,18 @@ class MarginalPolicy:
         runs = [l for l, _ in window.rows_per_cold_run if l >= self.shortest]
         self._wants = bool(window.hot_miss_tokens) or (self._wants and bool(runs))
         wanted = sum(runs) if self._wants else 0
+        missed = sum(window.hot_misses.values())
+        if missed: wanted = max(wanted, window.hot_miss_tokens // missed)
         spare = window.hot_free + window.hot_idle - wanted
         self._is_short = window.cold_is_short or (self._is_short and window.cold_waiting_tokens > 0)
+        if self._gave:
+            if spare < 0 or missed: self._loss_s += dt
+            elif self._loss_s: # over
+                self._backoff = min(self._backoff*2, self.longest_backoff) if self._loss_s > self._gain_s else max(1.0, self._backoff/2)
+                self._gave = False; 
+            else: self._gain_s += dt
         if spare < 0:
             self._short_s, self._spare = 0.0, None
-            if self._gave_s > -1e9:
-                wrong = window.now_s < self._paid_s
-                self._backoff = min(self._backoff*2, self.longest_backoff) if wrong else max(1.0, self._backoff/2)
-                self._gave_s = -1e9
             return min(window.hot_tokens - spare, window.size_tokens - 1)
         if not self._is_short or not spare:
             self._short_s, self._spare = 0.0, None
@@ -72,5 +77,5 @@ class MarginalPolicy:
         payback = evicted / self.prefill_tokens_per_s / (gain * spare / max(1, window.private_tokens)) if spare else 0
         if not spare or self._short_s < payback * self._backoff: return None
         self._short_s, self._spare = 0.0, None
-        self._gave_s, self._paid_s = window.now_s, window.now_s + payback*self._backoff
+        self._gave, self._gain_s, self._loss_s = True, 0.0, 0.0
         return window.hot_tokens - spare

@@ -8,9 +8,9 @@ import numpy as np
 from scipy import stats
 
 from granikv.planner.cells import CellResult
+from granikv.planner.objective import Objective, score
 from granikv.planner.search import REFERENCE_FRACTION, Findings, is_overloaded
 
-Objective = Literal["goodput", "throughput", "latency"]
 Kind = Literal["use", "no_benefit", "overloaded"]
 
 # Two-sided. The interval is for one more draw, since the real machine is one draw of the cost
@@ -135,16 +135,6 @@ def _best(points: tuple[Point, ...]) -> Point:
     return next(point for point in points if point.gain.mean >= top * (1 - _EQUAL))
 
 
-def score(result: CellResult, objective: Objective) -> float:
-    """What a cell achieved; larger is better."""
-    summary = result.summary
-    if objective == "goodput":
-        return summary.goodput_requests_per_s
-    if objective == "throughput":
-        return summary.throughput_tokens_per_s
-    return 1.0 / summary.e2e_s.mean if summary.e2e_s.mean else 0.0
-
-
 def _objective(findings: Findings, stock: CellResult) -> Objective:
     """Goodput under an SLO; throughput when the stock engine cannot keep up or all comes at once;
     else latency.
@@ -163,7 +153,8 @@ def _log_ratios(
     ratios = []
     for result in runs:
         if result.cell.seed in by_seed:
-            mine, theirs = score(result, objective), score(by_seed[result.cell.seed], objective)
+            mine = score(result.summary, objective)
+            theirs = score(by_seed[result.cell.seed].summary, objective)
             # A score of zero (nothing met the SLO) has no logarithm; a tiny one keeps the order.
             ratios.append(math.log(max(mine, 1e-9) / max(theirs, 1e-9)))
     return ratios

@@ -3,8 +3,9 @@
 from typing import Literal
 
 from granikv.planner.cells import CellResult
+from granikv.planner.objective import Objective
 from granikv.planner.search import MAX_REPLICAS, REFERENCE_FRACTION, SLO_SHARE, Findings
-from granikv.planner.verdict import Objective, Point, Verdict
+from granikv.planner.verdict import Point, Verdict
 from granikv.sim.metrics import Summary
 
 OBJECTIVES: dict[Objective, str] = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from granikv.planner.objective import score
 from granikv.planner.page import comparison, provenance_line, write_page
 from granikv.planner.search import Findings
-from granikv.planner.verdict import score
 from granikv.sim.metrics import Slo
 
 
@@ -125,7 +125,7 @@ def test_rows_are_systems_then_fractions(planned):
 def test_gain_of_cascade_is_the_paired_mean(planned):
     findings, verdict = planned
     ratios = [
-        np.log(score(cascade, verdict.objective) / score(stock, verdict.objective))
+        np.log(score(cascade.summary, verdict.objective) / score(stock.summary, verdict.objective))
         for cascade, stock in zip(findings.of("cascade"), findings.of("sglang"), strict=True)
     ]
     _, rows = comparison(findings, verdict)
