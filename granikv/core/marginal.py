@@ -1,5 +1,6 @@
-"""marginal: tokens move to the side whose next token is worth more."""
+"""x marginal: tokens move to the side whose next token is worth more."""
 
+import os
 from dataclasses import dataclass, field
 
 from granikv.core.repartition import Hold, Window
@@ -36,7 +37,8 @@ class MarginalPolicy:
     fixed_reads: float = 122_500.0
     prefill_tokens_per_s: float = 40_000.0
     shortest: int = 256
-    longest_backoff: float = 16.0
+    longest_cost_s: float = 60.0
+    _cost_s: float = 0.0
     _wants: bool = False
     _is_short: bool = False
     _short_s: float = 0.0
@@ -49,19 +51,18 @@ class MarginalPolicy:
 
     def observe(self, window: Window) -> int | None:
         dt, self._last_s = window.now_s - self._last_s, window.now_s
+        self._is_short = window.cold_is_short or (self._is_short and window.cold_waiting_tokens > 0)
+        shared = sum(length for length, _ in (*window.rows_per_slab, *window.rows_per_cold_run))
+        cold = (self.fixed_reads + shared)/max(1,window.private_tokens) if self._is_short else 0
         runs = [l for l, _ in window.rows_per_cold_run if l >= self.shortest]
         self._wants = bool(window.hot_miss_tokens) or (self._wants and bool(runs))
         wanted = sum(runs) if self._wants else 0
         missed = sum(window.hot_misses.values())
-        if missed: wanted = max(wanted, window.hot_miss_tokens // missed)
+        if missed and cold < float(os.environ.get('CM','1')): wanted = max(wanted, window.hot_miss_tokens // missed)
         spare = window.hot_free + window.hot_idle - wanted
-        self._is_short = window.cold_is_short or (self._is_short and window.cold_waiting_tokens > 0)
         if self._gave:
             if spare < 0 or missed: self._loss_s += dt
-            elif self._loss_s: # over
-                self._backoff = min(self._backoff*2, self.longest_backoff) if self._loss_s > self._gain_s else max(1.0, self._backoff/2)
-                self._gave = False; 
-            else: self._gain_s += dt
+            elif not self._loss_s: self._gain_s += dt
         if spare < 0:
             self._short_s, self._spare = 0.0, None
             return min(window.hot_tokens - spare, window.size_tokens - 1)
@@ -75,7 +76,11 @@ class MarginalPolicy:
         gain = (self.fixed_reads + shared) / (self.fixed_reads + shared + window.private_tokens)
         evicted = max(0, spare - window.hot_free)
         payback = evicted / self.prefill_tokens_per_s / (gain * spare / max(1, window.private_tokens)) if spare else 0
-        if not spare or self._short_s < payback * self._backoff: return None
+        if self._gave and self._loss_s:
+            wrong = self._loss_s > self._gain_s
+            self._backoff = min(self._backoff*2, 16.0) if wrong else max(1.0, self._backoff/2)
+            self._gave = False
+        if not spare or self._short_s <= max(payback, dt, 15.0)*self._backoff: return None
         self._short_s, self._spare = 0.0, None
         self._gave, self._gain_s, self._loss_s = True, 0.0, 0.0
         return window.hot_tokens - spare
