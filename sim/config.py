@@ -34,9 +34,6 @@ class ServerConfig(PoolConfig):
     schedule_policy: SchedulePolicy = "fcfs"
     schedule_conservativeness: float = Field(default=1.0, ge=0.0)
     overlap_schedule: bool = True
-    repartition: str = "static"
-    policy_interval_s: float = Field(default=1.0, gt=0.0)
-    move_tokens_per_step: int = Field(default=4096, gt=0)
     exact: bool = False
 
     @model_validator(mode="after")

@@ -38,6 +38,6 @@ class PoolHolders:
     def copy_slab(self, src: Slots, dst: Slots) -> None:
         """Nothing to do: the step's cost is charged by its tokens."""
 
-    def move_slab(self, node_id: int, slab: Slab) -> None:
-        """The node's readers read `slab` from now."""
-        self._pools.groups.place(node_id, slab.base)
+    def move_slab(self, node_id: int, old: Slab, new: Slab) -> None:
+        """The node's readers read `new` now."""
+        self._pools.groups.place(node_id, new.base)

@@ -224,7 +224,7 @@ def _assert_everything_happened(bench: Bench, called: Counter[tuple[str, str]]) 
         for method in methods:
             assert called[target, method] > 0, f"no {target}.{method} was recorded"
     assert called["allocator", "finish_move"] >= 2
-    assert bench.engine.repartitioner.moved_tokens > 0
+    assert bench.engine.repartitioner.boundary.moved_tokens > 0
     assert bench.pools.placement is not None
     assert bench.pools.placement.promoted_tokens > 0
     assert sum(called.values()) > 1000

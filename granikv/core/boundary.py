@@ -41,8 +41,8 @@ class Holders(Protocol):
     def copy_slab(self, src: Slots, dst: Slots) -> None:
         """Copy KV of a part of a slab; its readers stay on `src` for now."""
 
-    def move_slab(self, node_id: int, slab: Slab) -> None:
-        """The node's KV has been copied to `slab`, and all its readers read it there from now."""
+    def move_slab(self, node_id: int, old: Slab, new: Slab) -> None:
+        """The node's KV has been copied from `old` to `new`; all its readers read it there now."""
 
 
 class Boundary:
@@ -234,5 +234,5 @@ class Boundary:
                 return copied
         self._relocation = None
         if self._directory.end_relocation(relocation):
-            self._holders.move_slab(relocation.node, relocation.new)
+            self._holders.move_slab(relocation.node, relocation.old, relocation.new)
         return copied

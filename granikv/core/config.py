@@ -19,6 +19,9 @@ class PoolConfig(BaseModel):
         admission: name of a HOT admission policy.
         dispatch: how the mode of each shared segment is chosen.
         row_split: whether a tensor-parallel step may run in two.
+        repartition: policy that moves the boundary, by name or as `path/to/file.py:Name`.
+        policy_interval_s: time between two of its looks.
+        move_tokens_per_step: most tokens that a move copies between two steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -27,6 +30,9 @@ class PoolConfig(BaseModel):
     admission: str = "value"
     dispatch: DispatchChoice = "cost"
     row_split: RowSplit = "auto"
+    repartition: str = "static"
+    policy_interval_s: float = Field(default=1.0, gt=0.0)
+    move_tokens_per_step: int = Field(default=4096, gt=0)
 
     @model_validator(mode="after")
     def _check_admission(self) -> Self:

@@ -62,9 +62,13 @@ def set_internal_state(original: Callable[..., Any], scheduler: Any, request: An
 
 
 def limit_requests(scheduler: Any) -> None:
-    """Refuse, with SGLang's own sentence, what COLD could never hold: HOT is the tree's alone."""
+    """Refuse, with SGLang's own sentence, what COLD could never hold: HOT is the tree's alone.
+
+    While the boundary moves, what the smaller COLD could not.
+    """
     core = scheduler.token_to_kv_pool_allocator.core
-    cold_tokens = core.size_tokens - core.hot_tokens
+    hot_tokens = core.hot_tokens if core.move is None else core.move.new_hot_tokens
+    cold_tokens = core.size_tokens - max(core.hot_tokens, hot_tokens)
     longest = min(scheduler.model_config.context_len - 1, cold_tokens - 2)
     scheduler.max_req_len = longest
     scheduler.max_req_input_len = longest - 5  # the room SGLang leaves

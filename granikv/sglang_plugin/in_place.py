@@ -18,7 +18,8 @@ from granikv.core.allocator import Slots
 from granikv.core.directory import Reservation
 
 if TYPE_CHECKING:
-    from granikv.sglang_plugin.radix_cache import GraniRadixCache, HotMove
+    from granikv.sglang_plugin.radix_cache import GraniRadixCache
+from granikv.sglang_plugin.tree_nodes import HotMove
 
 # For the directory alone: SGLang counts its nodes from 0 upwards.
 UNBORN_NODE = -1

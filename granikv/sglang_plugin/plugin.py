@@ -29,8 +29,8 @@ from granikv.sglang_plugin.graphs import decode_runner_class
 from granikv.sglang_plugin.hooks import Hook, check_in_place
 from granikv.sglang_plugin.observer import Observer
 from granikv.sglang_plugin.prefill import alloc_for_extend
-from granikv.sglang_plugin.promotion import promote_ready
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
+from granikv.sglang_plugin.repartition import HOOKS as MOVES
 from granikv.sglang_plugin.server import build_attention, check_server, plan_step
 from granikv.sglang_plugin.stock_observer import StockObserver
 from granikv.sglang_plugin.watch import SCHEDULER
@@ -155,7 +155,7 @@ _HOOKS: tuple[Hook, ...] = (
     (f"{SCHEDULER}.__init__", check_server, HookType.AFTER),
     # Inside of what plans a step, so that planning is not in its GPU time.
     *_OBSERVER.hooks(),
-    (f"{SCHEDULER}.get_next_batch_to_run", promote_ready, HookType.BEFORE),
+    *MOVES,
     (f"{SCHEDULER}.run_batch", plan_step, HookType.BEFORE),
     (f"{SCHEDULER}.set_internal_state", set_internal_state, HookType.AROUND),
 )

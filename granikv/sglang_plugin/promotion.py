@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from granikv.sglang_plugin.radix_cache import GraniRadixCache, HotMove
+from granikv.sglang_plugin.radix_cache import GraniRadixCache
+from granikv.sglang_plugin.tree_nodes import HotMove
 
 
 def promote_ready(scheduler: Any, *_: Any, **__: Any) -> None:
@@ -31,11 +32,10 @@ def promote_ready(scheduler: Any, *_: Any, **__: Any) -> None:
     tree.prefills.free_taken_over(lambda move: remap(tree, move, to_device(move.dst), live()))
     for node in tree.take_candidates():
         for move in tree.promote(node):
-            if scheduler.enable_overlap:
-                scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+            wait_for_the_running_step(scheduler)
             src, dst = to_device(move.src), to_device(move.dst)
             remap(tree, move, dst, live())
-            _copy_behind_the_running_step(scheduler, src, dst)
+            copy_behind_the_running_step(scheduler, src, dst)
 
 
 def live_requests(scheduler: Any) -> Iterator[Any]:
@@ -64,13 +64,20 @@ def remap(tree: GraniRadixCache, move: HotMove, dst: torch.Tensor, requests: Ite
         req.prefix_indices[move.start : end] = dst[: len(req.prefix_indices) - move.start]
 
 
+def wait_for_the_running_step(scheduler: Any) -> None:
+    """Let what is done to rows from here on be done behind the step that reads them."""
+    if scheduler.enable_overlap:
+        scheduler.schedule_stream.wait_stream(scheduler.forward_stream)
+
+
 def copy_kv(pool: Any, src: torch.Tensor, dst: torch.Tensor) -> None:
     """Copy K and V of slots, in every layer; `src` and `dst` have no slot in common."""
     for buffer in (*pool.k_buffer, *pool.v_buffer):
         buffer[dst] = buffer[src]
 
 
-def _copy_behind_the_running_step(scheduler: Any, src: torch.Tensor, dst: torch.Tensor) -> None:
+def copy_behind_the_running_step(scheduler: Any, src: torch.Tensor, dst: torch.Tensor) -> None:
+    """Copy KV of slots behind what runs and ahead of what comes; as `copy_kv`."""
     pool, stream = scheduler.token_to_kv_pool_allocator.get_kvcache(), scheduler.forward_stream
     if not scheduler.enable_overlap:
         copy_kv(pool, src, dst)

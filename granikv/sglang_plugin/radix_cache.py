@@ -12,9 +12,10 @@ SGLang's own leak check (free + evictable + protected + held by requests == size
 import heapq
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefParams,
     DecLockRefResult,
@@ -25,68 +26,16 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.radix_cache import RadixCache, TreeNode
 
-from granikv.core.allocator import Slab, Slots
+from granikv.core.allocator import Slab
 from granikv.core.directory import Reservation, SlabDirectory
 from granikv.core.placement import promote
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator, to_host
 from granikv.sglang_plugin.in_place import InPlacePrefills
+from granikv.sglang_plugin.region import RegionNodes
+from granikv.sglang_plugin.tree_nodes import HotMove, Member, Use
 
-
-@dataclass(frozen=True, slots=True)
-class HotMove:
-    """A node that has become HOT; every holder of `src` is to hold `dst` instead.
-
-    Attributes:
-        node: that is HOT now.
-        start: its first token on its path.
-        src: its COLD slots, int32 `[n]`.
-        dst: its HOT slots, int32 `[n]`.
-    """
-
-    node: TreeNode
-    start: int
-    src: Slots
-    dst: Slots
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    hits: int
-    first_s: float
-    last_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Member:
-    """A node as placement sees it."""
-
-    node: TreeNode
-    start: int
-    use: _Use
-
-    @property
-    def node_id(self) -> int:
-        return int(self.node.id)
-
-    @property
-    def length(self) -> int:
-        return len(self.node.key)
-
-    @property
-    def lock_ref(self) -> int:
-        return int(self.node.lock_ref)
-
-    @property
-    def hits(self) -> int:
-        return self.use.hits
-
-    @property
-    def first_use_s(self) -> float:
-        return self.use.first_s
-
-    @property
-    def last_use_s(self) -> float:
-        return self.use.last_s
+if TYPE_CHECKING:
+    from granikv.sglang_plugin.repartition import LiveRepartitioner
 
 
 class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
@@ -104,6 +53,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         promotions: nodes that were copied from COLD into slabs so far.
         promoted_tokens: of those nodes.
         evicted_nodes: dropped for their room so far, HOT or COLD.
+        repartitioner: moves the boundary; None before there is a scheduler.
 
     Raises:
         TypeError: the allocator is another one.
@@ -126,7 +76,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
             )
         self.now_s = now_s
         self._hot: dict[int, TreeNode] = {}
-        self._uses: dict[int, _Use] = {}
+        self._uses: dict[int, Use] = {}
         self._moves: list[HotMove] = []
         self._candidates: dict[int, Any] = {}
         self.prefills = InPlacePrefills(self)
@@ -135,6 +85,8 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         self.promotions = 0
         self.promoted_tokens = 0
         self.evicted_nodes = 0
+        self.repartitioner: LiveRepartitioner | None = None
+        self._region: RegionNodes | None = None
         super().__init__(params)
 
     @property
@@ -151,6 +103,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         self._uses.clear()
         self._moves.clear()
         self._candidates.clear()
+        self._region = None
         self.prefills.clear()
 
     def protected_size(self) -> int:
@@ -175,7 +128,7 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         for node in self.path(req.last_node):
             use = self._uses.get(node.id)
             self._uses[node.id] = (
-                _Use(1, now_s, now_s)
+                Use(1, now_s, now_s)
                 if use is None
                 else replace(use, hits=use.hits + 1, last_s=now_s)
             )
@@ -275,9 +228,17 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
             self.hot_version += 1
             self.directory.split(child.id, upper.id, split_len)
             self._hot[upper.id] = upper
+        elif self._region is not None:
+            self._region.add(upper)
         if child.id in self._uses:
             self._uses[upper.id] = self._uses[child.id]
         return upper
+
+    def _insert_helper(self, *arguments: Any, **named: Any) -> tuple[int, TreeNode]:
+        length, node = super()._insert_helper(*arguments, **named)
+        if self._region is not None and node is not self.root_node and node.id not in self._hot:
+            self._region.add(node)
+        return length, node
 
     # ------------------------------------------------------------------ evicting
 
@@ -326,6 +287,8 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
     def _delete_leaf(self, node: TreeNode) -> None:
         super()._delete_leaf(node)
         self._uses.pop(node.id, None)
+        if self._region is not None:
+            self._region.discard(node)
         if self._hot.pop(node.id, None) is not None:
             self.hot_version += 1
             self.evictable_size_ += len(node.key)  # a HOT node was not counted
@@ -341,14 +304,14 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
         chain, start, now_s = [], 0, self.now_s()
         for member in self.path(node):
             if member.id not in self._hot:
-                use = self._uses.get(member.id, _Use(1, now_s, now_s))
-                chain.append(_Member(member, start, use))
+                use = self._uses.get(member.id, Use(1, now_s, now_s))
+                chain.append(Member(member, start, use))
             start += len(member.key)
         promote(self.directory, self, chain, now_s)
         moves, self._moves = self._moves, []
         return moves
 
-    def make_hot(self, member: _Member, reservation: Reservation) -> None:
+    def make_hot(self, member: Member, reservation: Reservation) -> None:
         """Give a COLD node the next slots of `reservation`."""
         node, allocator = member.node, self.token_to_kv_pool_allocator
         src = to_host(node.value)
@@ -379,7 +342,35 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
             self.evictable_size_ -= length
         self._hot[node.id] = node
         self.hot_version += 1
+        if self._region is not None:
+            self._region.discard(node)
         return self.directory.bind(node.id, reservation, length, locks=1 if node.lock_ref else 0)
+
+    def remap_cold(self, moved: torch.Tensor, lo: int, hi: int) -> None:
+        """Follow slots out of `[lo, hi)`, which HOT takes over; `moved` as in `RegionNodes`."""
+        if self._region is None or self._region.bounds != (lo, hi):
+            self._region = RegionNodes(self._cold_nodes(), lo, hi)
+        self._region.remap(moved)
+
+    def end_region(self) -> None:
+        """HOT has grown."""
+        self._region = None
+
+    def move_slab(self, node_id: int, old: Slab, new: Slab) -> HotMove:
+        """Let a HOT node have the slots that its KV has been copied to."""
+        node = self._hot[node_id]
+        node.value = self.token_to_kv_pool_allocator.to_device(new.slots())
+        self.hot_version += 1
+        start = sum(len(above.key) for above in self.path(node)) - len(node.key)
+        return HotMove(node, start, old.slots(), new.slots())
+
+    def _cold_nodes(self) -> Iterator[TreeNode]:
+        stack = list(self.root_node.children.values())
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            if node.id not in self._hot:
+                yield node
 
     def is_hot_path(self, node: TreeNode) -> bool:
         """Whether all down to `node` is HOT; the empty path is."""

@@ -103,7 +103,7 @@ class StepPlanner:
             if not self._share:
                 found = row_tables([None] * len(reqs), lambda _: ())
             elif choice in READS_COLD:
-                found = _with_cold(tree, reqs, len(reqs) if choice == "cascade_global" else 2)
+                found = shared_tables(tree, reqs, len(reqs) if choice == "cascade_global" else 2)
             else:
                 ends = self._hot_ends(tree, reqs)
                 found = row_tables(ends, tree.hot_path, max_segments=MAX_SEGMENTS)
@@ -152,10 +152,10 @@ class StepPlanner:
         return choose_overlap(shape.rows, shape.group, dense, shape.private_tokens)
 
 
-def _with_cold(tree: GraniRadixCache, reqs: Sequence[Any], least_rows: int) -> RowTables:
+def shared_tables(tree: GraniRadixCache, reqs: Sequence[Any], least_rows: int) -> RowTables:
     """Tables of all that so many rows share, wherever it lies.
 
-    For comparisons, and not made for speed.
+    For comparisons and for a look now and then, and not made for speed.
     """
     paths = {req.last_node.id: tree.path(req.last_node) for req in reqs}
     rows = Counter(node.id for req in reqs for node in paths[req.last_node.id])

@@ -127,8 +127,9 @@ class Tree:
     def copy_slab(self, src: np.ndarray, dst: np.ndarray) -> None:
         self.kv[dst] = self.kv[src]
 
-    def move_slab(self, node_id: int, slab: Slab) -> None:
-        self.hot[node_id] = slab
+    def move_slab(self, node_id: int, old: Slab, new: Slab) -> None:
+        assert self.hot[node_id] == old
+        self.hot[node_id] = new
 
 
 class BoundaryMachine(RuleBasedStateMachine):

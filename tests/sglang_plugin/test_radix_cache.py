@@ -18,29 +18,76 @@ from sglang.srt.mem_cache.allocator import TokenToKVPoolAllocator  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: E402
-from tree_support import PICK, PROMPT, ROWS, MarkedServer, Server, mark  # noqa: E402
+from tree_support import (  # noqa: E402
+    PICK,
+    PROMPT,
+    ROWS,
+    ErasingHolders,
+    MarkedServer,
+    Server,
+    mark,
+)
 
 from granikv.core.admission import PaperAdmission, SharedAdmission  # noqa: E402
+from granikv.core.boundary import Boundary  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
 from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
 
 
 class TreeMachine(RuleBasedStateMachine):
-    """Whatever is promoted, split, evicted or aborted, every request reads its own tokens."""
+    """Whatever is promoted, split, evicted, aborted or moved with the boundary, every request reads
+    its own tokens.
+    """
 
     @initialize(
         size=st.integers(50, 120),
         hot=st.integers(0, 40),
         policy=st.sampled_from([PaperAdmission(), SharedAdmission(1, 1), SharedAdmission(2, 2)]),
+        budget=st.integers(1, 20),
+        first=st.lists(st.tuples(PROMPT, st.sampled_from(["runs", "cached"])), max_size=12),
     )
-    def start(self, size, hot, policy):
-        self.now_s = 0.0
+    def start(self, size, hot, policy, budget, first):
+        self.now_s, self.budget = 0.0, budget
         allocator = HotColdTokenAllocator(
             size, torch.int64, "cpu", None, False, hot_tokens=hot, admission=policy
         )
         self.server = MarkedServer(
             allocator, lambda params: GraniRadixCache(params, now_s=lambda: self.now_s)
         )
+        self.make_boundary()
+        for prompt, fate in first:
+            if len(self.server.running) < ROWS and self.server.admit(prompt, chunk=9):
+                self.server.promote()
+                if fate == "cached":
+                    self.server.finish(self.server.running[-1], is_insert=True)
+
+    def make_boundary(self):
+        core, directory = self.server.allocator.core, self.server.allocator.directory
+        self.boundary = Boundary(core, directory, ErasingHolders(self.server), self.budget)
+
+    @precondition(lambda self: not self.boundary.is_moving)
+    @rule(hot=st.integers(0, 49))
+    def begin_move(self, hot):
+        self.boundary.begin(hot)
+
+    @precondition(lambda self: not self.boundary.is_moving)
+    @rule()
+    def compact(self):
+        self.boundary.compact()
+
+    @precondition(lambda self: self.boundary.is_moving)
+    @rule(steps=st.integers(1, 3))
+    def move(self, steps):
+        """Of running requests, only a prompt in chunks looks at its `prefix_indices` again."""
+        scheduler = self.server.scheduler
+        scheduler.chunked_req = self.server.running[-1] if self.some_run else None
+        for _ in range(steps):
+            assert self.boundary.advance() <= self.budget
+            if not self.boundary.is_moving:
+                self.server.tree.end_region()
+        for req in self.server.running[:-1]:
+            req.is_stale = True
+        scheduler.chunked_req = None
 
     @property
     def some_run(self):
@@ -97,17 +144,17 @@ class TreeMachine(RuleBasedStateMachine):
     def flush(self):
         self.server.tree.reset()
         self.server.allocator.clear()
+        self.make_boundary()
         assert self.server.allocator.core.hot_used == 0
 
     @invariant()
     def every_request_reads_its_own_tokens(self):
+        self.server.check_rows()
         for req in self.server.running:
-            tokens = list(req.origin_input_ids) + list(req.output_ids)
             row = self.server.rows.req_to_token[req.req_pool_idx]
-            for i in range(len(tokens)):
-                assert self.server.kv[row[i]] == mark(tokens[: i + 1])
             assert torch.equal(self.server.kv[row.long()], self.server.other_kv[row.long()])
-            assert req.prefix_indices.tolist() == row[: len(req.prefix_indices)].tolist()
+            if not hasattr(req, "is_stale"):
+                assert req.prefix_indices.tolist() == row[: len(req.prefix_indices)].tolist()
 
     @invariant()
     def every_cached_token_is_where_the_tree_says(self):
@@ -135,7 +182,8 @@ class TreeMachine(RuleBasedStateMachine):
             stack.extend((child, path) for child in node.children.values())
         assert evictable == tree.evictable_size()
         assert protected == tree.protected_size_
-        assert hot == self.server.allocator.core.hot_used
+        copies = sum(relocation.new.length for relocation in tree.directory._relocations)
+        assert hot + copies == self.server.allocator.core.hot_used
         assert set(tree._uses) <= ids
 
     @invariant()

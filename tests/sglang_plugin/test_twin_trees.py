@@ -29,18 +29,21 @@ from sglang.srt.mem_cache.base_prefix_cache import (  # noqa: E402
 from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
-from tree_support import PICK  # noqa: E402
+from tree_support import PICK, scheduler_of  # noqa: E402
 
 from granikv.core.admission import SharedAdmission, makes_run  # noqa: E402
 from granikv.core.allocator import HotColdAllocator  # noqa: E402
+from granikv.core.boundary import Boundary  # noqa: E402
 from granikv.core.directory import SlabDirectory  # noqa: E402
 from granikv.core.groups import RowGroups  # noqa: E402
 from granikv.core.placement import promote  # noqa: E402
 from granikv.sglang_plugin import prefill  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
+from granikv.sglang_plugin.holders import ServerHolders  # noqa: E402
 from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
 from granikv.sim.config import ServerConfig  # noqa: E402
 from granikv.sim.decode_batch import DecodeBatch  # noqa: E402
+from granikv.sim.holders import PoolHolders  # noqa: E402
 from granikv.sim.placement import HotPlacement  # noqa: E402
 from granikv.sim.prefix_index import PrefixIndex  # noqa: E402
 from granikv.sim.requests import RequestState  # noqa: E402
@@ -121,6 +124,12 @@ class Simulated:
 
     def evictable(self):
         return self.index.evictable_tokens
+
+    def holders(self):
+        """Whoever holds slots; nothing decodes here."""
+        pools = SimpleNamespace(allocator=self.core, index=self.index, groups=self.index.groups)
+        pools.remap = self.index.remap
+        return PoolHolders(pools)
 
     def nodes(self):
         found = {}
@@ -246,6 +255,11 @@ class Served:
     def evictable(self):
         return self.tree.evictable_size()
 
+    def holders(self):
+        """Whoever holds slots, beside a prompt that is being prefilled no row."""
+        self.allocator._kvcache = SimpleNamespace(k_buffer=[], v_buffer=[])
+        return ServerHolders(scheduler_of(self.tree, []))
+
     def nodes(self):
         found = {}
         stack = [((), child) for child in self.tree.root_node.children.values()]
@@ -273,10 +287,18 @@ class FirstIdle(SharedAdmission):
 class TwinTrees(RuleBasedStateMachine):
     """Every operation on both; then both are compared."""
 
-    @initialize(size=st.integers(40, 120), hot=st.integers(0, 30), min_live=st.integers(1, 3))
-    def start(self, size, hot, min_live):
+    @initialize(
+        size=st.integers(40, 120),
+        hot=st.integers(0, 30),
+        min_live=st.integers(1, 3),
+        budget=st.integers(1, 20),
+    )
+    def start(self, size, hot, min_live, budget):
         policy = FirstIdle(min_tokens=2, min_live=min_live)
         self.twins = (Simulated(size, hot, policy), Served(size, hot, policy))
+        self.boundaries = tuple(
+            Boundary(twin.core, twin.directory, twin.holders(), budget) for twin in self.twins
+        )
         self.running = []
         self.filling = self.filled = None
         self.now_s = 0.0
@@ -365,6 +387,24 @@ class TwinTrees(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8))
     def evict(self, count):
         self.both(lambda twin, _: twin.evict(count))
+
+    @precondition(lambda self: not self.boundaries[0].is_moving)
+    @rule(hot=st.integers(0, 39))
+    def begin_move(self, hot):
+        first, second = (boundary.begin(hot) for boundary in self.boundaries)
+        assert first == second
+
+    @precondition(lambda self: not self.boundaries[0].is_moving)
+    @rule()
+    def compact(self):
+        first, second = (boundary.compact() for boundary in self.boundaries)
+        assert first == second
+
+    @precondition(lambda self: self.boundaries[0].is_moving and not self.filled)
+    @rule()
+    def move(self):
+        first, second = (boundary.advance() for boundary in self.boundaries)
+        assert first == second
 
     @invariant()
     def both_hold_the_same(self):

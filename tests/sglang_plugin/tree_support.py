@@ -11,6 +11,7 @@ from sglang.srt.mem_cache.cache_init_params import CacheInitParams
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from granikv.sglang_plugin.holders import ServerHolders
 from granikv.sglang_plugin.promotion import promote_ready
 
 ROWS, CONTEXT = 8, 64
@@ -115,9 +116,46 @@ class MarkedServer(Server):
         for i, slot in enumerate(slots.tolist()):
             self.kv[slot] = self.other_kv[slot] = mark(tokens[: start + i + 1])
 
+    def check_rows(self):
+        """Every running request reads its own tokens."""
+        for req in self.running:
+            tokens = list(req.origin_input_ids) + list(req.output_ids)
+            row = self.rows.req_to_token[req.req_pool_idx]
+            for i in range(len(tokens)):
+                assert self.kv[row[i]] == mark(tokens[: i + 1])
+
+    def check_tree(self):
+        """Every cached token is where its node says."""
+        stack = [(node, []) for node in self.tree.root_node.children.values()]
+        while stack:
+            node, above = stack.pop()
+            path = above + list(node.key.token_ids)
+            for i, slot in enumerate(node.value.tolist()):
+                assert self.kv[slot] == mark(path[: len(above) + i + 1])
+            stack.extend((child, path) for child in node.children.values())
+
     def promote(self):
         """What the plugin does before every step."""
         promote_ready(self.scheduler)
+
+
+class ErasingHolders(ServerHolders):
+    """Whoever holds slots of a marked server; what has moved leaves nothing behind to be read."""
+
+    def __init__(self, server):
+        super().__init__(server.scheduler)
+        self.server = server
+
+    def move_cold(self, src, dst):
+        super().move_cold(src, dst)
+        self.erase(src)
+
+    def move_slab(self, node_id, old, new):
+        super().move_slab(node_id, old, new)
+        self.erase(old.slots())
+
+    def erase(self, slots):
+        self.server.kv[slots] = self.server.other_kv[slots] = 0
 
 
 def scheduler_of(tree, running):
@@ -127,7 +165,8 @@ def scheduler_of(tree, running):
         tree_cache=tree,
         token_to_kv_pool_allocator=tree.token_to_kv_pool_allocator,
         enable_overlap=True,
-        running_batch=SimpleNamespace(reqs=running),
+        running_batch=SimpleNamespace(reqs=running, seq_lens_cpu=None),
+        waiting_queue=[],
         last_batch=None,
         chunked_req=None,
         forward_stream=stream,
