@@ -263,7 +263,10 @@ class PhasedSpec(_Spec):
         if len(self.phases) * self.repeat > MAX_SETS:
             raise ValueError(f"phases times repeat must be at most {MAX_SETS}")
         for phase in self.phases:
-            if any(phase.seconds / (level.period_s or phase.seconds) > MAX_SETS for level in phase.prefixes):
+            if any(
+                phase.seconds / (level.period_s or phase.seconds) > MAX_SETS
+                for level in phase.prefixes
+            ):
                 raise ValueError(f"a phase must have at most {MAX_SETS} periods of a prefix level")
         return self
 

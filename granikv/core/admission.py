@@ -92,7 +92,8 @@ class SharedAdmission:
 
     def victims(self, view: PrefixView, idle: Sequence[IdleSlab]) -> list[int]:
         """Offer the neighbours whose latest use is oldest; of equals, the fewest tokens."""
-        return longest_idle(idle, view.length)
+        uses = [slab.last_use_s for slab in idle]
+        return _nodes(_cheapest_window(idle, view.length, lambda window: max(uses[window])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,14 +219,6 @@ def makes_run(nodes: Sequence[int], idle: Sequence[IdleSlab], length: int) -> bo
         if run >= length:
             return True
     return False
-
-
-def longest_idle(idle: Sequence[IdleSlab], length: int) -> list[int]:
-    """Nodes of the neighbours that make the run and whose latest use is oldest; of equals, the
-    fewest tokens. [] when there are none.
-    """
-    uses = [slab.last_use_s for slab in idle]
-    return _nodes(_cheapest_window(idle, length, lambda window: max(uses[window])))
 
 
 def _cheapest_window(
