@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from granikv.core.directory import SlabDirectory
-from granikv.core.placement import promote, promote_part, reserve_declared
+from granikv.core.placement import promote, promote_fitting, reserve_declared
 from granikv.sim.prefix_index import PrefixIndex
 from granikv.sim.radix_node import Node
 from granikv.sim.requests import RequestState
@@ -39,15 +39,15 @@ class HotPlacement:
         return 0
 
     def promote_read(self, rows: Sequence[RequestState], now_s: float) -> int:
-        """Copy what rows read in common in COLD into free HOT, the costliest first; returns the
-        tokens.
+        """Copy what rows read in common in COLD into free HOT; returns the tokens.
 
         Otherwise a prefix waits for its next request, which may itself wait for want of COLD.
         """
         copied = 0
-        for shared in _shared_chains(rows):
-            chain = [node for node in shared if node.slots is not None]
-            copied += promote_part(self._directory, self._index, chain, now_s)
+        for row in rows:
+            path = row.last_node.path() if row.last_node is not None else []
+            chain = [node for node in path if node.slots is not None]
+            copied += promote_fitting(self._directory, self._index, chain, now_s)
         self.promoted_tokens += copied
         return copied
 
@@ -76,29 +76,3 @@ class HotPlacement:
         if state.placing is not None:
             self._being_placed.discard(state.placing)
             state.placing = None
-
-
-def _shared_chains(rows: Sequence[RequestState]) -> list[list[Node]]:
-    """COLD nodes from the highest one down to the last that two requests hold, for every such path;
-    those first that are HOT above, then the most saved reads.
-    """
-    chains: dict[int, list[Node]] = {}
-    for row in rows:
-        path = row.last_node.path() if row.last_node is not None else []
-        shared = [node for node in path if node.slots is not None and node.lock_ref > 1]
-        if shared:
-            chains[shared[-1].node_id] = shared
-    return sorted(
-        chains.values(),
-        key=lambda chain: (
-            not _has_begun(chain),
-            -sum((node.lock_ref - 1) * node.length for node in chain),
-            chain[0].node_id,
-        ),
-    )
-
-
-def _has_begun(chain: Sequence[Node]) -> bool:
-    """Whether the part above is HOT: the parts of one prefix lie in a row only if none comes between."""
-    parent = chain[0].parent
-    return parent is not None and parent.parent is not None

@@ -96,12 +96,12 @@ class PrefixIndex:
                 return child, child.length
         common, run, offset = common_tokens(child.runs, prompt, run, offset, room)
         if common < child.length:
-            child = self.split(child, common)
+            child = self._split(child, common)
         cursor.node, cursor.run, cursor.offset = child, run, offset
         cursor.depth += common
         return child, common
 
-    def split(self, node: Node, left: int) -> Node:
+    def _split(self, node: Node, left: int) -> Node:
         """Split after `left` tokens; the new upper node is returned, `node` keeps the rest and its
         id.
         """

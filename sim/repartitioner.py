@@ -4,7 +4,7 @@ from granikv.core.boundary import Boundary
 from granikv.core.lookout import Load, Lookout, Totals
 from granikv.core.policies import make_policy
 from granikv.core.repartition import RepartitionPolicy, StaticPolicy
-from granikv.sim.config import RETRACT_DECODE_STEPS, ServerConfig
+from granikv.sim.config import ServerConfig
 from granikv.sim.holders import PoolHolders
 from granikv.sim.pools import Pools
 from granikv.sim.scheduler import Scheduler
@@ -34,25 +34,20 @@ class Repartitioner:
 
     def advance(self, now_ns: int, scheduler: Scheduler, retractions: int) -> int:
         """Do this boundary's share of a move, or ask the policy; returns the tokens copied."""
-        if not self.is_active:
-            return 0
-        boundary, pools = self.boundary, self._pools
-        if not boundary.is_moving and now_ns >= self.next_look_ns:
-            # Nothing happens in an idle server, so looks that fell into an idle time are left out.
+        boundary, moves = self.boundary, self.boundary.moves
+        if not boundary.is_moving:
+            if not self.is_active or now_ns < self.next_look_ns:
+                return 0
+            # Nothing happens in an idle server: looks that fell into an idle time are left out.
             self.next_look_ns = (now_ns // self._interval_ns + 1) * self._interval_ns
             window = self._lookout.look(
                 now_ns / 1e9, self._totals(scheduler, retractions), self._load(scheduler)
             )
-            boundary.steer(self._policy, window)
-        boundary.pursue(scheduler.all_fit, len(pools.batch) * RETRACT_DECODE_STEPS)
-        moves = boundary.moves
+            boundary.steer(self._policy, window, scheduler.all_fit)
         copied = boundary.advance()
-        if boundary.moves > moves:
-            # COLD may have tokens that no row left behind, and only a row that ends opens
-            # admission.
-            scheduler.is_full = False
-            if pools.placement is not None:
-                copied += pools.placement.promote_read(pools.batch.states, now_ns / 1e9)
+        placement = self._pools.placement
+        if boundary.moves > moves and placement is not None:
+            copied += placement.promote_read(self._pools.batch.states, now_ns / 1e9)
         return copied
 
     def _totals(self, scheduler: Scheduler, retractions: int) -> Totals:
@@ -69,7 +64,6 @@ class Repartitioner:
         pools = self._pools
         segments = pools.groups.segments()
         return Load(
-            pools.directory.idle_tokens,
             pools.index.evictable_tokens,
             sum(state.fill_tokens for state in scheduler.waiting),
             pools.batch.context_tokens - pools.groups.shared_tokens,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from granikv.core.admission import HotAdmission, IdleSlab, PrefixView, longest_idle, makes_run
+from granikv.core.admission import HotAdmission, IdleSlab, PrefixView, makes_run
 from granikv.core.allocator import HotColdAllocator, Migration, Slab, Slots
 from granikv.core.errors import IntegrityError
 from granikv.core.relocation import Relocation
@@ -282,11 +282,6 @@ class SlabDirectory:
             self._allocator.free_slab(relocation.new)
         self._relocations.clear()
 
-    @property
-    def idle_tokens(self) -> int:
-        """Tokens of slabs that no request holds."""
-        return sum(r.slab.length for r in self._residents.values() if not r.locks)
-
     def idle(self, now_s: float) -> list[IdleSlab]:
         """Slabs that no request holds, as admission sees them at `now_s`, in address order."""
         found = [(r.slab.base, node, r) for node, r in self._residents.items() if not r.locks]
@@ -310,17 +305,6 @@ class SlabDirectory:
                 found, before, after, strict=True
             )
         ]
-
-    def idle_run_for(self, node: int, hot_tokens: int) -> list[int]:
-        """Idle nodes within the first `hot_tokens` slots in whose place the node's slab would fit,
-        those that were idle longest; [] when there is no such run.
-
-        Raises:
-            ValueError: the node has no slab.
-        """
-        resident = self._resident(node)
-        idle = [s for s in self.idle(resident.last_use_s) if s.base + s.length <= hot_tokens + 1]
-        return longest_idle(idle, resident.slab.length)
 
     def blocked_by(self, migration: Migration) -> list[tuple[int, bool]]:
         """Nodes whose slab now lies in the part that HOT gives up, as `(node, locked)` by address.

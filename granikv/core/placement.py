@@ -11,10 +11,6 @@ from granikv.core.admission import PrefixView
 from granikv.core.directory import Reservation, SlabDirectory
 
 
-# Tokens below which a part of a prefix is not worth a slab.
-_SMALLEST_PART = 2048
-
-
 class PathNode(Protocol):
     """What a prefix tree knows about one of its nodes."""
 
@@ -43,7 +39,7 @@ class PathNode(Protocol):
         """When a request last ran on it."""
 
 
-Member = TypeVar("Member", bound=PathNode)
+Member = TypeVar("Member", bound=PathNode, contravariant=True)
 
 
 class HotTree(Protocol[Member]):
@@ -54,9 +50,6 @@ class HotTree(Protocol[Member]):
 
     def evict_hot(self, node_id: int) -> None:
         """Drop an unlocked HOT node with everything cached below it."""
-
-    def split(self, node: Member, left_length: int) -> Member:
-        """Part a node after its first tokens; the new upper node is returned."""
 
     def make_hot(self, node: Member, reservation: Reservation) -> None:
         """Move a COLD node into the next slots of `reservation`."""
@@ -88,24 +81,19 @@ def promote(
     return 0
 
 
-def promote_part(
+def promote_fitting(
     directory: SlabDirectory, tree: HotTree[Member], chain: Sequence[Member], now_s: float
 ) -> int:
-    """Move as much of `chain` as free HOT has room for, from its top; returns its tokens.
-
-    Copying a long prefix in parts takes little free COLD: what each part leaves is room for HOT to
-    grow by the next one. Evicts nothing and counts no miss: nobody has asked for it now.
+    """As `promote`, of what free HOT has room for: nobody asks for it now, so that nothing is
+    evicted and no miss counted.
     """
-    room = directory.largest_free_run
-    part: list[Member] = []
-    for node in chain:
-        if node.length > room:
-            if room >= _SMALLEST_PART:
-                part.append(tree.split(node, room))
+    room, fitting = directory.largest_free_run, 0
+    for member in chain:
+        room -= member.length
+        if room < 0:
             break
-        part.append(node)
-        room -= node.length
-    return promote(directory, tree, part, now_s) if part else 0
+        fitting += 1
+    return promote(directory, tree, chain[:fitting], now_s)
 
 
 def reserve_declared(
