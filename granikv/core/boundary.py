@@ -15,9 +15,6 @@ from granikv.core.migration import Migration
 from granikv.core.relocation import Relocation
 from granikv.core.repartition import RepartitionPolicy, Window, target_of
 
-# Tokens; copying less at a time is not worth a move.
-_SMALLEST_GROWTH = 4096
-
 
 class Holders(Protocol):
     """Whoever holds slots: a prefix tree and the rows of requests."""
@@ -76,44 +73,31 @@ class Boundary:
         self._budget_tokens = budget_tokens
         self._relocation: Relocation | None = None
         self._is_compacting = False
-        self._goal: int | None = None
 
     @property
     def is_moving(self) -> bool:
         """Whether `advance` has something left to do."""
         return self._allocator.move is not None or self._is_compacting
 
-    def steer(self, policy: RepartitionPolicy, window: Window) -> None:
-        """Ask a policy what to set out for; HOT in pieces is compacted where it stays.
+    def steer(
+        self, policy: RepartitionPolicy, window: Window, all_fit: Callable[[int], bool]
+    ) -> None:
+        """Ask a policy and set out for what it wants; HOT in pieces is compacted where it stays.
+
+        Args:
+            policy: of the server.
+            window: that ends now.
+            all_fit: whether every request inside could still run with so much COLD.
 
         Raises:
             ConfigError: the policy asked for what no pool can have.
         """
-        self._goal = target_of(policy, window)
-        if self._goal is None and window.hot_misses.get("fragmented"):
-            self.compact()
-
-    def pursue(self, all_fit: Callable[[int], bool], spare_tokens: int) -> bool:
-        """Set out for what the policy wanted at the last look; False when nothing can move now.
-
-        HOT grows by what COLD has free, again and again until the next look: what a row leaves
-        behind is HOT's before the next request takes it. It shrinks as far as it can, once.
-
-        Args:
-            all_fit: whether every request inside could still run with so much COLD.
-            spare_tokens: free COLD that running rows need while this is under way.
-        """
-        goal, hot_tokens = self._goal, self._allocator.hot_tokens
-        if goal is None or self.is_moving:
-            return False
-        if goal > hot_tokens:
-            room = self._allocator.cold_free + self._holders.evictable_tokens - spare_tokens
-            if room < min(goal - hot_tokens, _SMALLEST_GROWTH):
-                return False
-            goal = min(goal, hot_tokens + room)
-        else:
-            self._goal = None
-        return all_fit(self._allocator.size_tokens - goal) and self.begin(goal)
+        target = target_of(policy, window)
+        if target is None:
+            if window.hot_misses.get("fragmented"):
+                self.compact()
+        elif all_fit(window.size_tokens - target):
+            self.begin(target)
 
     def begin(self, hot_tokens: int) -> bool:
         """Set out for a boundary, or as near as it can come; False when it cannot move at all now.
@@ -186,8 +170,6 @@ class Boundary:
             if not is_locked and not self._holders.is_hot_cached(node):
                 continue  # gone with its ancestor
             self._relocation = self._directory.begin_relocation(node)
-            if self._relocation is None and is_locked and self._evict_for(node, migration):
-                self._relocation = self._directory.begin_relocation(node)
             if self._relocation is not None:
                 return self._relocate(self._relocation)
             if is_locked:
@@ -195,14 +177,6 @@ class Boundary:
                 return 0
             self._holders.evict_hot(node)
         return 0
-
-    def _evict_for(self, node: int, migration: Migration) -> bool:
-        """Evict idle slabs that stay, so that one in use that is in the way fits among them."""
-        victims = self._directory.idle_run_for(node, migration.new_hot_tokens)
-        for victim in victims:
-            if self._holders.is_hot_cached(victim):
-                self._holders.evict_hot(victim)
-        return bool(victims)
 
     def _stop_above(self, node: int) -> None:
         """End the move above a slab that cannot go: its surroundings would be withheld for as long

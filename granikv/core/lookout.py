@@ -22,13 +22,12 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What requests hold and need now; `Window` says what each is.
+    """What requests need now; `Window` says what each is.
 
     Attributes:
         segments: that two or more running rows read, base 0 for those in COLD.
     """
 
-    hot_idle: int
     cold_evictable: int
     cold_waiting_tokens: int
     private_tokens: int
@@ -52,7 +51,6 @@ class Lookout:
             hot_tokens=allocator.hot_tokens,
             hot_used=allocator.hot_used,
             hot_free=allocator.hot_free,
-            hot_idle=load.hot_idle,
             largest_free_run=allocator.largest_free_run,
             cold_used=allocator.cold_used,
             cold_free=allocator.cold_free,

@@ -17,7 +17,6 @@ class Window:
         hot_tokens: HOT now.
         hot_used: HOT tokens in slabs.
         hot_free: HOT tokens in no slab.
-        hot_idle: HOT tokens in slabs that no request holds: they go when admission wants room.
         largest_free_run: longest slab that fits now.
         cold_used: COLD tokens held, cached ones included.
         cold_free: COLD tokens free.
@@ -40,7 +39,6 @@ class Window:
     hot_tokens: int
     hot_used: int
     hot_free: int
-    hot_idle: int
     largest_free_run: int
     cold_used: int
     cold_free: int
