@@ -7,7 +7,7 @@ A closed cell has users that wait for their answers, and a trace is sent as it i
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 LARGEST_BATCH = 256  # of every variant: max_running_requests and its largest decode graph
@@ -131,6 +131,7 @@ _NUMBERS = {  # in a name: how it is written, and what it becomes
     "users": (r"([1-9]\d{0,3})", int),
     "rate": (r"((?!0*\.?0*$)\d{1,4}(?:\.\d{1,2})?)", float),  # `:g` writes it without loss
 }
+_COUNTED = r"(.+@[\d.]+)x([1-9]\d{0,4})"
 SHAPES: Mapping[str, Callable[..., PoissonCell | ClosedCell]] = {
     "poisson-<L>@<rate>": load,
     "mixed@<rate>": mixed,
@@ -141,7 +142,13 @@ SHAPES: Mapping[str, Callable[..., PoissonCell | ClosedCell]] = {
 
 
 def named(name: str) -> PoissonCell | ClosedCell | None:
-    """The cell that a name of one of `SHAPES` describes, None where it has none of them."""
+    """The cell that a name of one of `SHAPES` describes, None where it has none of them.
+
+    Behind a rate, `x<requests>` says how many requests are measured: `mixed@4x128`.
+    """
+    if counted := re.fullmatch(_COUNTED, name):
+        cell = named(counted[1])
+        return None if cell is None else _measuring(cell, int(counted[2]))
     for shape, make in SHAPES.items():
         numbers = [_NUMBERS[number] for number in re.findall(r"<(\w+)>", shape)]
         pattern = re.sub(r"<(\w+)>", lambda found: _NUMBERS[found[1]][0], shape)
@@ -149,3 +156,14 @@ def named(name: str) -> PoissonCell | ClosedCell | None:
             texts = zip(numbers, match.groups(), strict=True)
             return make(*(to_number(text) for (_, to_number), text in texts))
     return None
+
+
+def _measuring(cell: PoissonCell | ClosedCell, count: int) -> PoissonCell | None:
+    """The same arrivals with so many measured requests; None where it is no cell with arrivals."""
+    if isinstance(cell, ClosedCell):
+        return None
+    name = f"{cell.name}x{count}"
+    if cell.window is None:
+        return replace(cell, name=name, requests=count)
+    skip, usual = cell.window
+    return replace(cell, name=name, requests=cell.requests - usual + count, window=(skip, count))

@@ -36,8 +36,8 @@ OPTIONS: Mapping[str, Option] = {
     "sweep": Option(
         list,
         [],
-        "NAME=VALUE,... of hot_fraction, admission or dispatch: our servers measure each cell "
-        "under each; repeatable, for the product.",
+        "NAME=VALUE,... of hot_fraction, admission, dispatch or repartition: our servers measure "
+        "each cell under each; repeatable, for the product.",
     ),
     "budget_s": Option(float, 1500.0, "No cell is started later than this, in seconds."),
     "seed": Option(int, 0, "Seed of tokens, lengths and arrivals."),
@@ -161,8 +161,9 @@ def _value(name: str, text: str) -> str | float:
     # Here, because they load numpy, which no command line's help needs.
     from granikv.core.admission import ADMISSIONS
     from granikv.core.dispatch import DISPATCH_CHOICES
+    from granikv.core.policies import POLICIES
 
-    swept = {"admission": ADMISSIONS, "dispatch": DISPATCH_CHOICES}
+    swept = {"admission": ADMISSIONS, "dispatch": DISPATCH_CHOICES, "repartition": POLICIES}
     if name in swept:
         if text in swept[name]:
             return text

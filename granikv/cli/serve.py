@@ -29,6 +29,16 @@ def command(
         str,
         typer.Option(help="cost, threshold, paged, cascade, dense, cascade_global, cascade_cold."),
     ] = "cost",
+    repartition: Annotated[
+        str,
+        typer.Option(help="What moves the boundary: static, watermark, marginal or FILE.py:NAME."),
+    ] = "static",
+    policy_interval_s: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between two looks of that policy.")
+    ] = 1.0,
+    move_tokens_per_step: Annotated[
+        int, typer.Option(min=1, help="Most tokens that a move copies between two steps.")
+    ] = 4096,
     kernels: Annotated[
         str, typer.Option(help="granikv, or fa3 for FlashAttention-3's pair of kernels.")
     ] = "granikv",
@@ -50,13 +60,15 @@ def command(
     ] = "paged",
 ) -> None:
     """Serve MODEL with SGLang and GraniKV; SGLang's own flags follow after `--`."""
+    from granikv.core.policies import make_policy
     from granikv.sglang_plugin.config import BACKEND, VARIABLES, LiveConfig
 
     chosen: dict[str, Any] = {
         "hot_fraction": hot_fraction, "admission": admission, "dispatch": dispatch,
-        "kernels": kernels, "deterministic": deterministic, "gpu": gpu,
-        "dispatch_table": dispatch_table, "record": record, "check_steps": check_steps,
-        "check_against": check_against,
+        "repartition": repartition, "policy_interval_s": policy_interval_s,
+        "move_tokens_per_step": move_tokens_per_step, "kernels": kernels,
+        "deterministic": deterministic, "gpu": gpu, "dispatch_table": dispatch_table,
+        "record": record, "check_steps": check_steps, "check_against": check_against,
     }  # fmt: skip
     try:
         settings = LiveConfig.model_validate(
@@ -64,6 +76,7 @@ def command(
         )
     except ValidationError as error:
         raise ConfigError(f"Cannot serve like this: {explain(error, LiveConfig)}.") from None
+    make_policy(repartition)
     _check_sglang()
     others = {k: v for k, v in os.environ.items() if not k.startswith(VARIABLES)}
     line = [

@@ -1,4 +1,4 @@
-"""Other choices without a restart: hot fraction, admission and dispatch of an idle server.
+"""Other choices without a restart: hot fraction, policies and dispatch of an idle server.
 
 They travel in SGLang's own request `set_internal_state`, which carries numbers only: a name is sent
 as its place among the names of its option.
@@ -11,6 +11,7 @@ from typing import Any, cast
 from granikv.core.admission import ADMISSIONS, make_admission
 from granikv.core.dispatch import DISPATCH_CHOICES, DispatchChoice, Dispatcher
 from granikv.core.errors import ConfigError
+from granikv.core.policies import POLICIES
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
 logger = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ _PREFIX = "granikv_"
 _NAMES: dict[str, tuple[str, ...]] = {
     "admission": ADMISSIONS,
     "dispatch": DISPATCH_CHOICES,
+    "repartition": POLICIES,
 }
 
 
@@ -93,6 +95,8 @@ def _apply(scheduler: Any, choices: Mapping[str, float]) -> None:
         allocator.configure(hot_tokens=int(choices["hot_fraction"] * allocator.size))
     if "admission" in choices:
         allocator.configure(admission=make_admission(ADMISSIONS[int(choices["admission"])]))
+    if "repartition" in choices:
+        scheduler.tree_cache.repartitioner.choose(POLICIES[int(choices["repartition"])])
     scheduler.flush_cache()
     limit_requests(scheduler)
     words = {

@@ -24,6 +24,10 @@ _COUNTERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "evictions": ("Nodes of the prefix tree dropped for their room.", ()),
     "promotions": ("Nodes of the prefix tree copied into slabs.", ()),
     "promoted_tokens": ("Tokens copied from COLD into slabs.", ()),
+    "moves": ("Times that the boundary between HOT and COLD has moved.", ()),
+    "moved_bytes": ("KV copied by moves of the boundary and by compaction of HOT.", ()),
+    "move_steps": ("Steps that waited for a piece of a move.", ()),
+    "move_seconds": ("Host time of moves, between steps.", ()),
     "plan_seconds": ("Host time of planning decode steps.", ()),
     "decode_steps": ("Decode steps by their highest mode and by kernels.", ("mode", "variant")),
     "decode_rows": ("Rows of these steps.", ("mode", "variant")),
@@ -88,14 +92,17 @@ class PoolMetrics:
         self,
         pools: PoolStats,
         misses: Mapping[str, int],
-        evictions: int,
-        promotions: int,
-        promoted_tokens: int,
-        plan_s: float,
+        totals: Mapping[str, float],
         counts: StepCounts,
-        check_failures: int,
     ) -> None:
-        """Set everything to where it stands; all but `pools` are totals since the start."""
+        """Set everything to where it stands.
+
+        Args:
+            pools: now.
+            misses: since the start, by reason.
+            totals: since the start, of every counter that has no labels of its own.
+            counts: since the start.
+        """
         values = {
             "hot_used_tokens": pools.hot_used,
             "hot_free_tokens": pools.hot_free,
@@ -106,13 +113,10 @@ class PoolMetrics:
         for name, value in values.items():
             self._gauges[name].labels(**self._labels).set(value)
         self._count("hot_misses", (((reason,), count) for reason, count in misses.items()))
-        self._count("evictions", [((), evictions)])
-        self._count("promotions", [((), promotions)])
-        self._count("promoted_tokens", [((), promoted_tokens)])
-        self._count("plan_seconds", [((), plan_s)])
         self._count("decode_steps", counts.steps.items())
         self._count("decode_rows", counts.rows.items())
-        self._count("check_failures", [((), check_failures)])
+        for name, total in totals.items():
+            self._count(name, [((), total)])
 
     def _count(self, name: str, totals: Iterable[tuple[tuple[str, ...], float]]) -> None:
         for values, total in totals:

@@ -68,7 +68,7 @@ class _Server(WatchedServer):
     def state(self) -> dict[str, Any]:
         """Pools now, and totals since the start, as plain values."""
         core, tree = self.tree.token_to_kv_pool_allocator.core, self.tree
-        misses, evictions, retractions, promoted_tokens = self.pools.totals()
+        misses, evictions, retractions, _ = self.pools.totals()
         steps, plan_ns = self._planned()
         check = self._check()
         return {
@@ -79,7 +79,8 @@ class _Server(WatchedServer):
             "evictions": evictions,
             "retractions": retractions,
             "promotions": tree.promotions,
-            "promoted_tokens": promoted_tokens,
+            "promoted_tokens": tree.promoted_tokens,
+            **self._moves(),
             "decode_steps": steps,
             "plan_us": plan_ns / 1e3 / max(steps, 1),
             "checked_steps": 0 if check is None else check.steps,
@@ -90,12 +91,12 @@ class _Server(WatchedServer):
     def line(self) -> str:
         """The state of the pools, and how the last decode step ran."""
         core = self.tree.token_to_kv_pool_allocator.core
-        misses, _, _, promoted_tokens = self.pools.totals()
+        misses, *_ = self.pools.totals()
         step = self._last_step()
         return (
             f"GraniKV: HOT {core.hot_used}/{core.hot_tokens} "
             f"(largest free run {core.largest_free_run}), COLD free {core.cold_free}, "
-            f"HOT misses {misses}, promoted tokens {promoted_tokens}, "
+            f"HOT misses {misses}, promoted tokens {self.tree.promoted_tokens}, "
             f"last step: {'not planned' if step is None else _words(step)}, "
             f"planning {self._plan_us():.0f} us a step"
         )
@@ -122,18 +123,28 @@ class _Server(WatchedServer):
         if self._metrics is None or now_s - self._published_s < _PUBLISH_S:
             return
         self._published_s = now_s
-        _, evictions, _, promoted_tokens = self.pools.totals()
         check = self._check()
-        self._metrics.publish(
-            self.tree.token_to_kv_pool_allocator.core.stats(),
-            self.pools.misses(),
-            evictions,
-            self.tree.promotions,
-            promoted_tokens,
-            self._planned()[1] / 1e9,
-            self._counts,
-            0 if check is None else check.failures,
-        )
+        totals = {
+            "evictions": self.tree.evicted_nodes,
+            "promotions": self.tree.promotions,
+            "promoted_tokens": self.tree.promoted_tokens,
+            **self._moves(),
+            "plan_seconds": self._planned()[1] / 1e9,
+            "check_failures": 0 if check is None else check.failures,
+        }
+        stats = self.tree.token_to_kv_pool_allocator.core.stats()
+        self._metrics.publish(stats, self.pools.misses(), totals, self._counts)
+
+    def _moves(self) -> dict[str, float]:
+        ours = self.tree.repartitioner
+        if ours is None:
+            return {}
+        return {
+            "moves": ours.moves,
+            "moved_bytes": ours.moved_bytes,
+            "move_steps": ours.steps,
+            "move_seconds": ours.busy_ns / 1e9,
+        }
 
 
 class Observer(StepHooks[_Server]):

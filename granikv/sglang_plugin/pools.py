@@ -41,11 +41,12 @@ class HotColdPools:
         return core.hot_used, core.cold_free
 
     def totals(self) -> tuple[int, int, int, int]:
-        """hot_misses, evictions, retractions and promoted tokens so far."""
+        """hot_misses, evictions, retractions and copied tokens so far."""
         self._follow_flush()
         misses = sum(self._earlier_misses.values()) + sum(self._directory.misses.values())
         tree = self._tree
-        return misses, tree.evicted_nodes, self.retractions, tree.promoted_tokens
+        moved = 0 if tree.repartitioner is None else tree.repartitioner.moved_tokens
+        return misses, tree.evicted_nodes, self.retractions, tree.promoted_tokens + moved
 
     def misses(self) -> Counter[str]:
         """Slabs that could not be had, by reason."""
@@ -94,7 +95,7 @@ class StockPools:
         return 0, int(self._allocator.available_size())
 
     def totals(self) -> tuple[int, int, int, int]:
-        """hot_misses, evictions, retractions and promoted tokens so far."""
+        """hot_misses, evictions, retractions and copied tokens so far."""
         return 0, self.evicted_nodes, self.retractions, 0
 
     def reads(self, batch: Any) -> Reads:

@@ -99,6 +99,11 @@ def copy_kv(pool: Any, src: torch.Tensor, dst: torch.Tensor) -> None:
         buffer[dst] = buffer[src]
 
 
+def bytes_per_slot(pool: Any) -> int:
+    """KV of one token on this rank, in all layers."""
+    return sum(buffer[0].nbytes for buffer in (*pool.k_buffer, *pool.v_buffer))
+
+
 def copy_behind_the_running_step(scheduler: Any, src: torch.Tensor, dst: torch.Tensor) -> None:
     """Copy KV of slots behind what runs and ahead of what comes; as `copy_kv`."""
     pool, stream = scheduler.token_to_kv_pool_allocator.get_kvcache(), scheduler.forward_stream

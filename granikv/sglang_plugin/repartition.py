@@ -22,7 +22,12 @@ from granikv.sglang_plugin.config import LiveConfig
 from granikv.sglang_plugin.holders import ServerHolders
 from granikv.sglang_plugin.hooks import Hook
 from granikv.sglang_plugin.pools import context_tokens
-from granikv.sglang_plugin.promotion import live_requests, promote_read, promote_ready
+from granikv.sglang_plugin.promotion import (
+    bytes_per_slot,
+    live_requests,
+    promote_read,
+    promote_ready,
+)
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.step_plan import shared_tables
 
@@ -59,16 +64,17 @@ class LiveRepartitioner:
         self.cold_refusals = 0
         self.retractions = 0
         self._scheduler = scheduler
+        self._tree: GraniRadixCache = scheduler.tree_cache
+        self._allocator = self._tree.token_to_kv_pool_allocator
         self._settings = settings
         self._now_s = _make_clock(scheduler)
         self._next_look_s = 0.0
         self.choose(settings.repartition)
 
     @property
-    def tree(self) -> GraniRadixCache:
-        """Of the scheduler; tells whose a request is."""
-        tree: GraniRadixCache = self._scheduler.tree_cache
-        return tree
+    def moved_bytes(self) -> int:
+        """KV of the tokens copied."""
+        return self.moved_tokens * bytes_per_slot(self._allocator.get_kvcache())
 
     def choose(self, repartition: str) -> None:
         """Follow another policy from now on.
@@ -81,15 +87,14 @@ class LiveRepartitioner:
 
     def _renew(self) -> None:
         """Begin anew, as after SGLang's flush, which makes new pools."""
-        allocator = self.tree.token_to_kv_pool_allocator
-        self._core = allocator.core
+        self._core = self._allocator.core
         self._boundary = Boundary(
-            allocator.core,
-            allocator.directory,
+            self._core,
+            self._allocator.directory,
             ServerHolders(self._scheduler),
             self._settings.move_tokens_per_step,
         )
-        self._lookout = Lookout(allocator.core)
+        self._lookout = Lookout(self._core)
         self._policy: RepartitionPolicy = make_policy(self._repartition)
         self.cold_refusals = self.retractions = 0
 
@@ -97,7 +102,7 @@ class LiveRepartitioner:
         """Do this step's share of a move, or ask the policy when it is time."""
         if isinstance(self._policy, StaticPolicy):
             return
-        if self._core is not self.tree.token_to_kv_pool_allocator.core:
+        if self._core is not self._allocator.core:
             self._renew()
             limit_requests(self._scheduler)
         if self._boundary.is_moving or self._is_set_out():
@@ -114,7 +119,7 @@ class LiveRepartitioner:
             self.moves += 1
             logger.info("GraniKV: HOT has %d tokens now", self._core.hot_tokens)
         if not boundary.is_moving:
-            self.tree.end_region()
+            self._tree.end_region()
             limit_requests(self._scheduler)
         if boundary.moves > moves:
             promote_read(self._scheduler)
@@ -140,7 +145,7 @@ class LiveRepartitioner:
         return max(ends, default=0) <= cold_tokens - 2
 
     def _window(self, now_s: float) -> Window:
-        directory = self.tree.directory
+        directory = self._tree.directory
         totals = Totals(
             dict(directory.misses),
             directory.hot_miss_tokens,
@@ -149,12 +154,12 @@ class LiveRepartitioner:
             self.retractions,
         )
         batch = self._scheduler.running_batch
-        segments = shared_tables(self.tree, batch.reqs, least_rows=2).segments
+        segments = shared_tables(self._tree, batch.reqs, least_rows=2).segments
         private = (context_tokens(batch) if batch.reqs else 0) - sum(
             segment.rows * segment.length for segment in segments
         )
         waiting = sum(len(req.origin_input_ids) for req in self._scheduler.waiting_queue)
-        load = Load(int(self.tree.evictable_size()), waiting, private, segments)
+        load = Load(int(self._tree.evictable_size()), waiting, private, segments)
         return self._lookout.look(now_s, totals, load)
 
 

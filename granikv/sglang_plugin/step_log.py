@@ -74,7 +74,7 @@ class Pools(Protocol):
         """hot_used and cold_free, in tokens."""
 
     def totals(self) -> tuple[int, int, int, int]:
-        """hot_misses, evictions, retractions and promoted tokens so far."""
+        """hot_misses, evictions, retractions and copied tokens so far."""
 
     def reads(self, batch: Any) -> Reads:
         """Of the decode step that has just been launched."""

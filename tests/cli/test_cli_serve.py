@@ -33,6 +33,19 @@ def test_flags_and_variables_reach_sglang(started, monkeypatch):
     assert "PATH" in environment
 
 
+def test_a_policy_of_ones_own_goes_along(started, monkeypatch, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def observe(self, window):\n        return None\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--repartition", "mine.py:Mine", "--policy-interval-s", "0.5"]
+    assert main(["serve", "m", *arguments, "--move-tokens-per-step", "64"]) == 0
+    ((_, _, environment),) = started
+    assert environment["GRANIKV_REPARTITION"] == "mine.py:Mine"
+    assert environment["GRANIKV_POLICY_INTERVAL_S"] == "0.5"
+    assert environment["GRANIKV_MOVE_TOKENS_PER_STEP"] == "64"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -40,6 +53,9 @@ def test_flags_and_variables_reach_sglang(started, monkeypatch):
         (["--admission", "shard"], "did you mean 'shared'"),
         (["--dispatch", "fast"], "dispatch: "),
         (["--kernels", "fa2"], "kernels: "),
+        (["--repartition", "marginl"], "did you mean 'marginal'"),
+        (["--repartition", "none.py:Mine"], "none.py"),
+        (["--policy-interval-s", "0"], "policy_interval_s: "),
     ],
 )
 def test_a_wrong_choice_starts_nothing(started, capsys, arguments, message):

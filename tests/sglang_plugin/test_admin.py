@@ -11,9 +11,12 @@ from tree_support import MarkedServer  # noqa: E402
 
 from granikv.core.admission import PaperAdmission, SharedAdmission  # noqa: E402
 from granikv.core.errors import ConfigError  # noqa: E402
+from granikv.core.marginal import MarginalPolicy  # noqa: E402
 from granikv.sglang_plugin import admin  # noqa: E402
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator  # noqa: E402
+from granikv.sglang_plugin.config import LiveConfig  # noqa: E402
 from granikv.sglang_plugin.radix_cache import GraniRadixCache  # noqa: E402
+from granikv.sglang_plugin.repartition import LiveRepartitioner  # noqa: E402
 
 
 @pytest.fixture
@@ -35,6 +38,7 @@ def scheduler(monkeypatch):
         allocator.clear()
 
     scheduler.flush_cache = flush
+    scheduler.tree_cache.repartitioner = LiveRepartitioner(scheduler, LiveConfig())
     monkeypatch.setattr(
         admin,
         "Dispatcher",
@@ -57,6 +61,8 @@ def test_choices_take_hold(scheduler):
         "table": "table", "choice": "cascade_cold", "row_split": "off",
     }  # fmt: skip
     assert scheduler.max_req_len == 58
+    assert _set(scheduler, repartition="marginal")
+    assert isinstance(scheduler.tree_cache.repartitioner._policy, MarginalPolicy)
     assert _set(scheduler, dispatch="paged")
     assert scheduler.planner.dispatcher.choice == "paged"
     assert allocator.core.hot_tokens == 140

@@ -90,6 +90,9 @@ def test_metrics_follow_the_pools_and_the_steps(monkeypatch):
     observer.around_run_batch(lambda *_: None, scheduler, support.extend(9, (100, 0)))
     support.share(tree, 31, first=2)
     support.share(tree, 41, first=3)
+    tree.repartitioner = SimpleNamespace(
+        moves=2, moved_bytes=640, moved_tokens=10, steps=3, busy_ns=5_000_000
+    )
     backend.decode_backend.check.failures = 2
     observer.before_on_idle(scheduler)
     observer.before_on_idle(scheduler)
@@ -103,6 +106,10 @@ def test_metrics_follow_the_pools_and_the_steps(monkeypatch):
         "granikv_evictions_total": {(): 0},
         "granikv_promotions_total": {(): 1},
         "granikv_promoted_tokens_total": {(): 10},
+        "granikv_moves_total": {(): 2},
+        "granikv_moved_bytes_total": {(): 640},
+        "granikv_move_steps_total": {(): 3},
+        "granikv_move_seconds_total": {(): 0.005},
         "granikv_plan_seconds_total": {(): 0.0},
         "granikv_decode_steps_total": {
             ("paged", "stream"): 1, ("cascade", "stream"): 1, ("dense", "beside"): 2,
@@ -179,7 +186,8 @@ collector = SimpleNamespace(
 )
 metrics = PoolMetrics(collector)
 for misses in ({"no_room": 2}, {"no_room": 5}):
-    metrics.publish(HotColdAllocator(100, 25).stats(), misses, 0, 1, 7, 0.5, StepCounts(), 0)
+    totals = {"promoted_tokens": 7, "check_failures": 0, "moved_bytes": 4096}
+    metrics.publish(HotColdAllocator(100, 25).stats(), misses, totals, StepCounts())
 registry = CollectorRegistry()
 multiprocess.MultiProcessCollector(registry)
 print(generate_latest(registry).decode())
@@ -197,6 +205,7 @@ def test_prometheus_itself_takes_them(tmp_path):
     assert 'granikv_hot_free_tokens{model_name="m",tp_rank="0"} 25.0' in lines
     assert 'granikv_hot_misses_total{model_name="m",reason="no_room",tp_rank="0"} 5.0' in lines
     assert 'granikv_promoted_tokens_total{model_name="m",tp_rank="0"} 7.0' in lines
+    assert 'granikv_moved_bytes_total{model_name="m",tp_rank="0"} 4096.0' in lines
     assert 'granikv_check_failures_total{model_name="m",tp_rank="0"} 0.0' in lines
 
 
@@ -219,7 +228,7 @@ def test_counts_are_totals():
     pools = support.make_tree().token_to_kv_pool_allocator.core.stats()
     for rows in (1, 2, 3):
         counts.add(support.planned(rows=rows))
-        metrics.publish(pools, {}, rows, 0, 0, 0.0, counts, 0)
+        metrics.publish(pools, {}, {"evictions": rows}, counts)
     assert made["granikv_decode_rows_total"].values == {("cascade", "stream"): 6}
     assert made["granikv_evictions_total"].values == {(): 3}
 

@@ -38,6 +38,14 @@ def test_rates_past_saturation_have_a_window():
     assert (old.window, old.requests) == (new.window, new.requests)
 
 
+def test_a_name_may_say_how_many_are_measured():
+    below, past = cells(["mixed@4x128", "ladder-3@40.0x256"])
+    assert isinstance(below, PoissonCell)
+    assert isinstance(past, PoissonCell)
+    assert (below.name, below.requests, below.window) == ("mixed@4x128", 128, None)
+    assert (past.name, past.requests, past.window) == ("ladder-3@40x256", 608, (64, 256))
+
+
 @pytest.mark.parametrize(("name", "users", "requests"), [
     ("closed-8192x64", 64, 256), ("closed-8192x256", 256, 1024), ("closed-8192x1", 1, 256),
 ])  # fmt: skip
@@ -56,6 +64,7 @@ def test_one_cell_has_one_name():
         "poisson-8192@0", "poisson-8192@0.00", "poisson-8192@", "poisson-0@4", "poisson-8K@4",
         "poisson-8192@4x", "poisson-8192@-4", "poisson-4096", "mixed", "mixed-8192@4", "ladder-1@4",
         "prefixes-1x8192@4", "prefixes-4@4", "closed-8192", "closed-8192x0", "closed-8192x4@2",
+        "mixed@4x0", "mixed@4x8x8", "mixed@x8", "poisson-8192x8",
     ],
 )  # fmt: skip
 def test_other_names_are_refused(name: str):

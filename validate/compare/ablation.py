@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from granikv.core.config import PoolConfig
 from granikv.core.errors import ConfigError
 from granikv.cost_models.step import StepCost
 from granikv.sim.config import ServerConfig
@@ -21,6 +22,8 @@ PARTS: Mapping[str, str] = {
     "granikv-cascade": "the same in HOT slabs",
     "granikv": "full dispatch: cascade or dense, by cost",
 }
+# CUDA graphs of prefill change no decode step.
+_ENGINES = ("{}", '{"disable_prefill_cuda_graph": false}')
 CELLS = ("16384x256", "mixed-2k-16k-x256")
 
 
@@ -69,22 +72,28 @@ def ablate(
 
 
 def _simulated(cell: SteadyCell, name: str, server: ServerConfig, cost: StepCost) -> float:
-    variables = dict(VARIANTS[name].variables)
-    chosen = settings_of({"variables": variables}, name)
     system = "sglang" if name == "stock" else "granikv"
     # Built anew, not copied: variables are text, and the configuration knows what they mean.
-    config = ServerConfig(**server.model_dump() | {"system": system} | chosen)
+    config = ServerConfig(**server.model_dump() | {"system": system} | _told(name))
     step_s = simulated_step_s(list(cell.shared), cell.own_tokens, cell.steps, config, cost)
     return cell.rows / step_s
 
 
 def _live(results: Sequence[Mapping[str, Any]], cell: str, name: str) -> float | None:
+    """Median rate of the servers of that name, and of those of ours that were told the same."""
     rates = [
         row["tokens_per_s"]
         for row in results
-        if row["cell"] == cell
-        and row["variant"] == name
-        and row.get("engine", "{}") == "{}"
-        and row.get("settings", "{}") == "{}"
+        if row["cell"] == cell and row.get("engine", "{}") in _ENGINES and _is_like(row, name)
     ]
     return median(rates) if rates else None
+
+
+def _told(name: str) -> dict[str, Any]:
+    return settings_of({"variables": dict(VARIANTS[name].variables)}, name)
+
+
+def _is_like(row: Mapping[str, Any], name: str) -> bool:
+    if "stock" in (row["variant"], name) or row["variant"] not in PARTS:
+        return bool(row["variant"] == name)
+    return PoolConfig(**settings_of(row, row["variant"])) == PoolConfig(**_told(name))

@@ -18,6 +18,7 @@ from granikv.traces.source import open_trace
 _TRACE = "trace.jsonl"
 _PREFIX = "GRANIKV_"
 _POOL_FIELDS = ("hot_fraction", "admission", "dispatch")
+_POOL_FIELDS += ("repartition", "policy_interval_s", "move_tokens_per_step")
 _LIVE_ADMISSION = "shared"  # what a server of ours has where nothing else is said
 _SIMULATED = ("stock", "granikv", "granikv-global", "granikv-cold", "granikv-cascade")
 
