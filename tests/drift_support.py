@@ -4,12 +4,15 @@
 """
 
 import argparse
+import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from statistics import fmean
 
 from sim_support import Result, real_cost, run
 
 from granikv.planner.oracle import OracleOptions, find_oracle
-from granikv.planner.trials import Bench
+from granikv.planner.trials import Bench, Schedule, Trial, constant, try_policy, try_schedule
 from granikv.sim.config import ServerConfig
 from granikv.sim.metrics import Summary, summarise
 from granikv.traces.generate import generate
@@ -23,6 +26,7 @@ POLICIES = ("watermark", "marginal")
 # Policies start where a server that knows nothing of its load would.
 START_FRACTION = 0.2
 WINDOW_S = 5.0
+JITTER_S = 1e-3
 PREFIX_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -146,26 +150,56 @@ def best_static(requests: list[Request]) -> tuple[float, float]:
     return max((throughput(requests, "static", fp), fp) for fp in FRACTIONS)
 
 
-def oracle(requests: list[Request], simulations: int) -> float:
-    """Output tokens per second of the best schedule that was found."""
+def _bench(requests: list[Request]) -> Bench:
     server = ServerConfig(size_tokens=SIZE_TOKENS, hot_fraction=START_FRACTION)
+    return Bench(requests, server, real_cost())
+
+
+def oracle(requests: list[Request], simulations: int) -> Trial:
+    """The best schedule that was found, and its output tokens per second."""
     options = OracleOptions(FRACTIONS, POLICIES, WINDOW_S, simulations)
-    return find_oracle(Bench(requests, server, real_cost()), options).best.score
+    return find_oracle(_bench(requests), options).best
 
 
-def _show_load(name: str, seed: int, simulations: int) -> None:
+def jittered(requests: list[Request], seed: int) -> list[Request]:
+    """The same load to anybody but a simulation: each arrival at most `JITTER_S` off."""
+    draw = random.Random(seed)
+    moved = [
+        replace(r, arrival_s=max(0.0, r.arrival_s + draw.uniform(-JITTER_S, JITTER_S)))
+        for r in requests
+    ]
+    moved.sort(key=lambda request: request.arrival_s)
+    return [replace(request, request_id=number) for number, request in enumerate(moved)]
+
+
+def _show_jitter(requests: list[Request], schedule: Schedule, fp: float, count: int) -> None:
+    """Means over jittered loads: how much of an oracle's gain is tuned to one trace alone."""
+    benches = [_bench(jittered(requests, seed)) for seed in range(count)]
+    split = constant(fp, int(fp * SIZE_TOKENS), 1)
+    means = {
+        "oracle's schedule": fmean(try_schedule(bench, schedule).score for bench in benches),
+        "best fixed": fmean(try_schedule(bench, split).score for bench in benches),
+        "marginal": fmean(try_policy(bench, "marginal", START_FRACTION).score for bench in benches),
+    }
+    cells = [f"{label} {score:,.0f}" for label, score in means.items()]
+    print(f"  {count} times with arrivals {JITTER_S * 1e3:g} ms off:", ", ".join(cells), flush=True)
+
+
+def _show_load(name: str, seed: int, simulations: int, jitters: int) -> None:
     requests = load(name, seed)
     best, fp = best_static(requests)
     cells = [f"{name}, {seed}", f"{best:,.0f} ({fp:g})"]
     cells += [f"{throughput(requests, 'static'):,.0f}"]
-    if simulations:
-        top = oracle(requests, simulations)
-        cells += [f"{top:,.0f} ({top / best:.2f}x)"]
+    top = oracle(requests, simulations) if simulations else None
+    if top is not None:
+        cells += [f"{top.score:,.0f} ({top.score / best:.2f}x)"]
     for policy in POLICIES:
         summary = measure(requests, policy, START_FRACTION)
         score = summary.throughput_tokens_per_s
         cells += [f"{score:,.0f} ({score / best:.2f}x)", f"{summary.migrated_tokens:,}"]
     print("|", " | ".join(cells), "|", flush=True)
+    if top is not None and jitters:
+        _show_jitter(requests, top.schedule, fp, jitters)
 
 
 def _show_prefixes(size_tokens: int) -> None:
@@ -196,6 +230,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="how many, from 0")
     parser.add_argument("--load", choices=list(LOADS), action="append", help="default: all")
     parser.add_argument("--oracle", type=int, default=0, help="simulations of the oracle's search")
+    parser.add_argument("--jitter", type=int, default=0, help="loads to try the oracle's on")
     parser.add_argument("--prefixes", type=int, metavar="SIZE_TOKENS", help="1 to 64 prefixes")
     options = parser.parse_args()
     if options.prefixes:
@@ -203,7 +238,7 @@ def main() -> None:
         return
     for name in options.load or LOADS:
         for seed in range(options.seeds):
-            _show_load(name, seed, options.oracle)
+            _show_load(name, seed, options.oracle, options.jitter)
 
 
 if __name__ == "__main__":
