@@ -79,7 +79,8 @@ def test_all_modules_are_in_the_wheel(built: Path) -> None:
         modules = _shipped(f"granikv/{folder}", "*.py")
         assert {f"granikv/{folder}/{name}" for name in modules} <= names
     assert "granikv/py.typed" in names
-    assert not [name for name in names if "test" in PurePosixPath(name).name.split("_")[0]]
+    files = {PurePosixPath(name).name for name in names}
+    assert not [name for name in files if name.startswith("test") or name == "conftest.py"]
 
 
 def test_the_wheel_names_the_command_and_its_licence(built: Path) -> None:

@@ -2,30 +2,42 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from granikv.core.errors import ConfigError
 
 
-def prepare_plan_folder(folder: Path) -> None:
-    """Make the folder ready for a plan: create it, or clear an earlier plan out of it.
+def prepare_folder(folder: Path, name: str) -> None:
+    """Make the folder ready for a `name`'s results: create it, or clear earlier ones out of it.
 
     Nothing else in it is touched.
 
     Raises:
-        ConfigError: it holds something that is no plan, or cannot be created.
+        ConfigError: it holds something else, or cannot be created.
     """
     make_folder(folder)
     if not any(folder.iterdir()):
         return
-    if not _is_plan(folder / "plan.json"):
+    if not _is_earlier(folder, name):
         raise ConfigError(
-            f"{folder} is not empty and holds no plan.json of an earlier plan; "
+            f"{folder} is not empty and holds no {name}.json of an earlier run; "
             "choose another --out."
         )
     shutil.rmtree(folder / "runs", ignore_errors=True)
-    for name in ("plan.json", "plan.html"):
-        (folder / name).unlink(missing_ok=True)
+    for suffix in ("json", "html"):
+        (folder / f"{name}.{suffix}").unlink(missing_ok=True)
+
+
+def written(folder: Path, names: Sequence[str]) -> str:
+    """Those of the files that are there."""
+    return ", ".join(str(folder / name) for name in names if (folder / name).exists())
+
+
+def kept(folder: Path, names: Sequence[str]) -> str:
+    """The same after an interrupt, as a sentence's end."""
+    found = written(folder, names)
+    return f"kept: {found}." if found else "nothing was kept."
 
 
 def make_folder(folder: Path) -> None:
@@ -42,12 +54,12 @@ def make_folder(folder: Path) -> None:
         ) from None
 
 
-def _is_plan(path: Path) -> bool:
+def _is_earlier(folder: Path, name: str) -> bool:
     try:
-        body = json.loads(path.read_text())
+        body = json.loads((folder / f"{name}.json").read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(body, dict) and str(body.get("format", "")).startswith("granikv-plan-")
+    return isinstance(body, dict) and str(body.get("format", "")).startswith(f"granikv-{name}-")
 
 
 def check_new_file(path: Path, source: Path | None = None) -> None:

@@ -15,6 +15,7 @@ from granikv.cli import (
     dispatch_table,
     fit,
     plan,
+    policies,
     serve,
     simulate,
     trace_convert,
@@ -58,6 +59,7 @@ def _options(
 
 
 app.command("plan")(plan.command)
+app.command("policies")(policies.command)
 app.command("simulate")(simulate.command)
 app.command("serve", context_settings={"allow_extra_args": True})(serve.command)
 app.command("fit")(fit.command)

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from granikv.cli.failures import InterruptError
-from granikv.cli.folders import prepare_plan_folder
+from granikv.cli.folders import kept, prepare_folder, written
 from granikv.cli.groups import with_groups
-from granikv.cli.options import BuiltServer, ServerGroup, SloGroup, parse_replicas
+from granikv.cli.options import ServerGroup, SloGroup, parse_replicas
 from granikv.cli.reading import count_trace, report_lines
 from granikv.cli.screen import progress_bar, results, say
+from granikv.cli.task import task_of
 from granikv.cli.trace_options import ReadGroup, TransformGroup
 
 if TYPE_CHECKING:
-    from granikv.planner.cells import PlanTask
     from granikv.planner.search import Findings
     from granikv.planner.verdict import Verdict
-    from granikv.traces.source import TraceSource
+
+_FILES = ("plan.html", "plan.json", "runs")
 
 
 @with_groups(server=ServerGroup, slo=SloGroup, read=ReadGroup, transform=TransformGroup)
@@ -55,10 +56,10 @@ def command(
     fractions, number = parse_fractions(fp), parse_replicas(replicas)
     built = server.build()
     source = read.open(trace)
-    task = _task(source, transform, slo, built)
+    task = task_of(source, transform, slo.slo(), built)
     with progress_bar("Reading the trace"):
         count = count_trace(source, task.transform)
-    prepare_plan_folder(out)
+    prepare_folder(out, "plan")
     facts = {"Trace": f"{trace.name}: {count.text}", "KV capacity": built.capacity}
     say(*report_lines(source), count.text, f"KV capacity: {built.capacity}")
     try:
@@ -67,38 +68,20 @@ def command(
                 task, fractions, number, seeds, out, bar.advance_to, bar.stage, jobs
             )
     except KeyboardInterrupt:
-        raise InterruptError(_kept(out)) from None
+        raise InterruptError(kept(out, _FILES)) from None
     _show(findings, verdict, out, facts)
     if findings.is_partial:
-        raise InterruptError(f"{len(findings.results)} simulations were finished; {_kept(out)}")
-
-
-def _task(
-    source: "TraceSource", transform: TransformGroup, slo: SloGroup, built: BuiltServer
-) -> "PlanTask":
-    from granikv.planner.cells import PlanTask
-
-    return PlanTask(
-        trace=source.path,
-        trace_format=source.format,
-        read=source.options,
-        transform=transform.options(),
-        model=built.model,
-        hardware=built.hardware,
-        params=built.params,
-        tp=built.tp,
-        server=built.server,
-        router=built.router,
-        slo=slo.slo(),
-        size_source=built.capacity,
-    )
+        raise InterruptError(
+            f"{len(findings.results)} simulations were finished; {kept(out, _FILES)}"
+        )
 
 
 def _show(
     findings: "Findings", verdict: "Verdict | None", out: Path, facts: dict[str, str]
 ) -> None:
     from granikv.cli.tables import plan_table
-    from granikv.planner.page import provenance_line, write_page
+    from granikv.planner.page import write_page
+    from granikv.planner.provenance import provenance_line
 
     if findings.results:
         results().print(plan_table(findings, verdict))
@@ -107,7 +90,7 @@ def _show(
         needed = _needed(findings)
         say(*(f"{name}: {text}." for name, text in needed.items()))
         write_page(findings, verdict, out / "plan.html", facts | needed)
-    say(provenance_line(findings), f"Written: {_written(out)}")
+    say(provenance_line(findings), f"Written: {written(out, _FILES)}")
 
 
 def _needed(findings: "Findings") -> dict[str, str]:
@@ -120,14 +103,3 @@ def _needed(findings: "Findings") -> dict[str, str]:
         for system, count in findings.needed_replicas.items()
     ]
     return {"Replicas needed": ", ".join(parts)} if parts else {}
-
-
-def _kept(out: Path) -> str:
-    kept = _written(out)
-    return f"kept: {kept}." if kept else "nothing was kept."
-
-
-def _written(out: Path) -> str:
-    """The files of a plan that are there."""
-    names = [out / name for name in ("plan.html", "plan.json", "runs")]
-    return ", ".join(str(name) for name in names if name.exists())

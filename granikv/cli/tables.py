@@ -7,6 +7,8 @@ from rich import box
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from granikv.planner.contest import Contest
+    from granikv.planner.ranking import Ranking
     from granikv.planner.search import Findings
     from granikv.planner.verdict import Verdict
     from granikv.sim.bench import Measurement
@@ -29,6 +31,32 @@ def plan_table(findings: "Findings", verdict: "Verdict | None") -> Table:
         mark = ">" if is_best else " "
         table.add_row(f"{mark} {name}", *cells, style="bold" if is_best else None)
     return table
+
+
+def policies_table(contest: "Contest", ranking: "Ranking") -> Table:
+    """One row per policy, fixed fraction and oracle, best first; the best of those that a server
+    can run is marked.
+    """
+    from granikv.planner.contest_page import standings, to_run
+    from granikv.planner.words import OBJECTIVES
+
+    headers, rows = standings(ranking)
+    title = (
+        f"Gains in {OBJECTIVES[ranking.objective]}; seeds: {contest.seeds}, "
+        f"replicas: {contest.replicas}; all else is of seed 0"
+    )
+    table = _table(title, [_broken(header) for header in headers])
+    for name, cells in rows.items():
+        is_best = name == to_run(ranking).name
+        mark = ">" if is_best else " "
+        table.add_row(f"{mark} {name}", *cells, style="bold" if is_best else None)
+    return table
+
+
+def _broken(header: str) -> str:
+    """On two lines: ten columns and an interval must fit a pipe's width."""
+    first, separator, last = header.partition(", ")
+    return f"{first}\n{last}" if separator else "\n".join(header.rsplit(" ", 1))
 
 
 def run_tables(summary: "Summary", outcome: "RunOutcome", slo: "Slo", tp: int) -> list[Table]:

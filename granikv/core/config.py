@@ -31,7 +31,7 @@ class PoolConfig(BaseModel):
     dispatch: DispatchChoice = "cost"
     row_split: RowSplit = "auto"
     repartition: str = "static"
-    policy_interval_s: float = Field(default=1.0, gt=0.0)
+    policy_interval_s: float = Field(default=1.0, ge=0.001, allow_inf_nan=False)
     move_tokens_per_step: int = Field(default=4096, gt=0)
 
     @model_validator(mode="after")

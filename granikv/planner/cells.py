@@ -1,6 +1,8 @@
 """Cells: one simulation each, of one system, pool fraction, replica count and seed."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,21 +10,23 @@ import numpy as np
 import polars as pl
 
 from granikv import __version__
+from granikv.core.repartition import RepartitionPolicy
 from granikv.cost_models.coverage import Coverage, coverage_of, seen_of_steps
 from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.models import ModelShape
 from granikv.cost_models.params import GpuParams
 from granikv.cost_models.step import StepCost
+from granikv.planner.timelines import POINTS, pools_over_time, rate_over_time
 from granikv.sim.config import ServerConfig, System
 from granikv.sim.metrics import Slo, Summary, summarise, timed_requests
 from granikv.sim.run import MemorySink, RunOutcome, simulate
 from granikv.traces.detect import Format
 from granikv.traces.options import ReadOptions
 from granikv.traces.records import RunHeader, RunWriter, read_run
+from granikv.traces.request import Request
 from granikv.traces.source import open_trace
 from granikv.traces.transform import TransformOptions, apply
 
-_TIMELINE_POINTS = 400
 _CDF_POINTS = 101
 _COVERAGE_COLUMNS = (
     "rows", "padded_rows", "prefill_tokens", "private_tokens", "segments_json", "plan_json",
@@ -70,7 +74,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CellResult:
-    """What a cell found; `timeline` and `cdf` are small enough to draw and to keep in plan.json.
+    """What a cell found; its series are small enough to draw and to keep in plan.json.
 
     Attributes:
         early_ttft_s: mean TTFT of the first fifth of the requests by arrival.
@@ -80,7 +84,8 @@ class CellResult:
         split_saved_share: busy time that this saved, as a share of all busy time.
         term_share: share of GPU time by term.
         coverage: how well measurements cover what the run asked of each term of the cost model.
-        timeline: columns time_s, hot_used, cold_used, rows.
+        timeline: columns time_s, hot_used, cold_used, hot_tokens, rows of the first replica.
+        rate: columns time_s, tokens_per_s.
         cdf: ttft_s and tpot_s at 0, 1, .. 100 %.
     """
 
@@ -96,6 +101,7 @@ class CellResult:
     term_share: dict[str, float]
     coverage: dict[str, Coverage]
     timeline: dict[str, list[float]]
+    rate: dict[str, list[float]]
     cdf: dict[str, list[float]]
 
     def to_json(self) -> dict[str, Any]:
@@ -103,40 +109,55 @@ class CellResult:
         return asdict(self)
 
 
-def run_cell(task: PlanTask, cell: Cell, records: Path | None = None) -> CellResult:
+def run_cell(
+    task: PlanTask,
+    cell: Cell,
+    records: Path | None = None,
+    policies: Sequence[RepartitionPolicy] | None = None,
+) -> CellResult:
     """Simulate one cell; with `records`, its run records are written into that folder's
-    `cell.name`.
+    `cell.name`; `policies` as in `simulate`.
 
     Seed 0 is the nominal cost model; every other seed draws each of its parameters from its stated
     error, and seeds every random choice of the trace (jitter, generated workloads), alike for all
     systems.
     """
-    params = task.params
-    if cell.seed:
-        params = params.draw(np.random.default_rng([cell.seed, 0x5EED]))
-    cost = StepCost(params, task.model, task.hardware, task.tp)
-    source = open_trace(
-        task.trace, format=task.trace_format, options=replace(task.read, seed=cell.seed)
-    )
-    requests = apply(source, task.transform, cell.seed)
+    cost, requests = seeded(task, cell.seed)
     server = task.server.model_copy(
         update={"system": cell.system}
         | ({} if cell.hot_fraction is None else {"hot_fraction": cell.hot_fraction})
     )
     cost = cost.in_engine(server.is_stock)
+    run = partial(
+        simulate,
+        requests,
+        server,
+        cost,
+        replicas=cell.replicas,
+        router=task.router,
+        policies=policies,
+    )
     if records is None:
         sink = MemorySink()
-        outcome = simulate(requests, server, cost, sink, replicas=cell.replicas, router=task.router)
+        outcome = run(sink)
         request_rows, step_rows = (frame.lazy() for frame in sink.frames())
     else:
         folder = records / cell.name
         with RunWriter(folder, _header(task, cell, server)) as writer:
-            outcome = simulate(
-                requests, server, cost, writer, replicas=cell.replicas, router=task.router
-            )
-        run = read_run(folder)
-        request_rows, step_rows = run.requests, run.steps
+            outcome = run(writer)
+        kept = read_run(folder)
+        request_rows, step_rows = kept.requests, kept.steps
     return _result(task, cell, server, cost, request_rows, step_rows, outcome)
+
+
+def seeded(task: PlanTask, seed: int) -> tuple[StepCost, Iterable[Request]]:
+    """Cost model and load of a seed."""
+    params = task.params
+    if seed:
+        params = params.draw(np.random.default_rng([seed, 0x5EED]))
+    cost = StepCost(params, task.model, task.hardware, task.tp)
+    source = open_trace(task.trace, format=task.trace_format, options=replace(task.read, seed=seed))
+    return cost, apply(source, task.transform, seed)
 
 
 def _header(task: PlanTask, cell: Cell, server: ServerConfig) -> RunHeader:
@@ -178,7 +199,8 @@ def _result(
         fragmentation=outcome.fragmentation,
         term_share=outcome.term_share,
         coverage=_coverage(cost, steps),
-        timeline=_timeline(steps, server),
+        timeline=pools_over_time(steps, server, outcome.boundaries[0]),
+        rate=rate_over_time(steps),
         cdf={
             name: _quantiles(timed[name].drop_nulls().to_numpy()) for name in ("ttft_s", "tpot_s")
         },
@@ -188,26 +210,8 @@ def _result(
 def _coverage(cost: StepCost, steps: pl.LazyFrame) -> dict[str, Coverage]:
     """From an even sample of the steps: the extremes of a run last."""
     frame = steps.select(_COVERAGE_COLUMNS).collect()
-    sample = frame.gather_every(-(-max(frame.height, 1) // _TIMELINE_POINTS))
+    sample = frame.gather_every(-(-max(frame.height, 1) // POINTS))
     return coverage_of(cost, seen_of_steps(cost, sample.iter_rows(named=True)))
-
-
-def _timeline(steps: pl.LazyFrame, server: ServerConfig) -> dict[str, list[float]]:
-    """Pool occupancy and decode rows of the first replica, at up to 400 evenly spaced records."""
-    frame = (
-        steps.filter((pl.col("replica") == 0) & (pl.col("kind") == "decode"))
-        .select("start_s", "hot_used", "cold_free", "rows")
-        .collect()
-    )
-    if frame.height > _TIMELINE_POINTS:
-        frame = frame.gather_every(-(-frame.height // _TIMELINE_POINTS))
-    cold_tokens = server.size_tokens - server.hot_tokens
-    return {
-        "time_s": frame["start_s"].to_list(),
-        "hot_used": frame["hot_used"].to_list(),
-        "cold_used": (cold_tokens - frame["cold_free"]).to_list(),
-        "rows": frame["rows"].to_list(),
-    }
 
 
 def _quantiles(values: np.ndarray[Any, np.dtype[np.float64]]) -> list[float]:

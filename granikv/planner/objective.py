@@ -13,4 +13,7 @@ def score(summary: Summary, objective: Objective) -> float:
         return summary.goodput_requests_per_s
     if objective == "throughput":
         return summary.throughput_tokens_per_s
-    return 1.0 / summary.e2e_s.mean if summary.e2e_s.mean else 0.0
+    if not summary.finished:
+        return 0.0
+    # Refused requests wait for nothing: without their share, refusing them would look fast.
+    return summary.finished / summary.requests / summary.e2e_s.mean

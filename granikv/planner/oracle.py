@@ -4,6 +4,7 @@ It is an upper bound for policies, which know the past only. Its server pays for
 does: it wants a size, and the Repartitioner moves slots as it can.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,6 +16,8 @@ from granikv.sim.config import ServerConfig
 # A trial that is wanted: called with the bench, it runs.
 Wanted = Callable[[Bench], Trial]
 Search = Generator[list[Wanted], list[Trial], "Oracle"]
+# The boundary moves between two steps, which are milliseconds apart.
+_SHORTEST_WINDOW_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +36,22 @@ class OracleOptions:
     fractions: tuple[float, ...]
     policies: tuple[str, ...] = ()
     window_s: float = 5.0
-    simulations: int = 200
+    simulations: int = 60
 
     def __post_init__(self) -> None:
         """Check the options."""
         if not self.fractions:
             raise ConfigError("The oracle needs at least one HOT fraction to start from.")
-        if not self.window_s > 0:
-            raise ConfigError(f"--window must be positive, got {self.window_s:g}.")
+        if not _SHORTEST_WINDOW_S <= self.window_s < math.inf:
+            raise ConfigError(
+                f"--window must be a finite time of at least {_SHORTEST_WINDOW_S:g} s, got "
+                f"{self.window_s:g}."
+            )
+
+    @property
+    def most_simulations(self) -> int:
+        """Those of the starts included."""
+        return len(self.fractions) + len(self.policies) + self.simulations
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,8 @@ def search(options: OracleOptions, server: ServerConfig, replicas: int = 1) -> S
     fractions = sorted({0.0, *options.fractions})
     seen = {trial.schedule for trial in trials}
     for first, last in _blocks(windows):
+        if not left:
+            break
         start_s, end_s = first * options.window_s, last * options.window_s
         tried = [_changed(best.schedule, start_s, end_s, f, size) for f in fractions]
         tried = [schedule for schedule in tried if schedule not in seen][:left]

@@ -15,6 +15,7 @@ _COLORS = {
     "HOT": "#f87171",
     "COLD": "#bfdbfe",
     "rows": "#111827",
+    "HOT size": "#b91c1c",
 }
 # The two often coincide; dots over dashes show both.
 _DASHES = {"stock": {"dash": "dash"}, "cascade": {"dash": "dot"}}
@@ -30,7 +31,8 @@ _TERMS = {
 }
 
 
-def _figure(x: str, y: str, height: int = 320) -> go.Figure:
+def blank_figure(x: str, y: str, height: int = 320) -> go.Figure:
+    """An empty figure in the style of all pages; `x` and `y` are the titles of its axes."""
     figure = go.Figure()
     figure.update_layout(
         template="plotly_white",
@@ -45,7 +47,7 @@ def _figure(x: str, y: str, height: int = 320) -> go.Figure:
     return figure
 
 
-def _line(
+def add_line(
     figure: go.Figure, name: str, x: Sequence[float], y: Sequence[float], **style: Any
 ) -> None:
     """Add a line in the system's colour; a single point becomes a marker."""
@@ -64,22 +66,22 @@ def gain_figure(verdict: Verdict) -> go.Figure:
     """Gain over the stock engine by fraction, its interval as a band, the flat region shaded."""
     fractions = [point.fraction for point in verdict.points]
     gains = [point.gain for point in verdict.points]
-    figure = _figure("HOT pool fraction", "gain (x)", height=400)
+    figure = blank_figure("HOT pool fraction", "gain (x)", height=400)
     edge = {"mode": "lines", "line": {"width": 0}, "showlegend": False, "hoverinfo": "skip"}
-    _line(figure, "", fractions, [gain.high for gain in gains], **edge)
+    add_line(figure, "", fractions, [gain.high for gain in gains], **edge)
     low = [gain.low for gain in gains]
-    _line(figure, "", fractions, low, fill="tonexty", fillcolor=_BAND, **edge)
+    add_line(figure, "", fractions, low, fill="tonexty", fillcolor=_BAND, **edge)
     text = {"customdata": [gain.text for gain in gains], "hovertemplate": "%{customdata}"}
-    _line(figure, "GraniKV", fractions, [gain.mean for gain in gains], **text)
+    add_line(figure, "GraniKV", fractions, [gain.mean for gain in gains], **text)
     for name, level in (("stock", 1.0), ("cascade", cascade_gain(verdict))):
-        _line(figure, name, fractions, [level] * len(fractions), line=_DASHES[name])
+        add_line(figure, name, fractions, [level] * len(fractions), line=_DASHES[name])
     if verdict.flat[0] < verdict.flat[1]:
         figure.add_vrect(*verdict.flat, fillcolor=_FLAT, line_width=0, layer="below")
     best = verdict.best
     star = {"symbol": "star", "size": 18, "color": _GRANIKV, "line": {"color": "white", "width": 1}}
     name = "recommended" if verdict.helps else "best tried"
     here = {"mode": "markers", "marker": star, "hoverinfo": "skip"}
-    _line(figure, name, [best.fraction], [best.gain.mean], **here)
+    add_line(figure, name, [best.fraction], [best.gain.mean], **here)
     figure.update_yaxes(rangemode="tozero")
     return figure
 
@@ -94,17 +96,20 @@ def speed_figures(runs: dict[str, CellResult], verdict: Verdict) -> dict[str, go
     fractions = [point.fraction for point in verdict.points]
     figures = {}
     for title, (unit, value) in panels.items():
-        figure = figures[title] = _figure("HOT pool fraction", unit)
-        _line(figure, "GraniKV", fractions, [value(point.nominal) for point in verdict.points])
+        figure = figures[title] = blank_figure("HOT pool fraction", unit)
+        add_line(figure, "GraniKV", fractions, [value(point.nominal) for point in verdict.points])
         for name in ("stock", "cascade"):
             level = [value(runs[name])] * len(fractions)
-            _line(figure, name, fractions, level, line=_DASHES[name])
+            add_line(figure, name, fractions, level, line=_DASHES[name])
         figure.update_yaxes(rangemode="tozero", hoverformat=",.4~g")
     return figures
 
 
 def pools_figures(runs: dict[str, CellResult]) -> dict[str, go.Figure]:
-    """Tokens in HOT and COLD and decode rows over time, a panel for each run but cascade."""
+    """Tokens in HOT and COLD and decode rows over time, a panel for each run but cascade.
+
+    Where the boundary moves, a dotted line is HOT's size.
+    """
     shown = {name: runs[name] for name in reversed(runs) if name != "cascade"}
     largest = max(
         hot + cold
@@ -113,15 +118,18 @@ def pools_figures(runs: dict[str, CellResult]) -> dict[str, go.Figure]:
     )
     figures = {}
     for title, run in shown.items():
-        figure = figures[title] = _figure("s", "tokens in use")
+        figure = figures[title] = blank_figure("s", "tokens in use")
         times = run.timeline["time_s"]
         pools = ("HOT", "COLD") if run.cell.hot_fraction is not None else ("COLD",)
         for name in pools:
             area = {"stackgroup": "pool", "mode": "lines", "line": {"width": 0.5, "shape": "hv"}}
             used = run.timeline[f"{name.lower()}_used"]
-            _line(figure, name, times, used, fillcolor=_COLORS[name], **area)
+            add_line(figure, name, times, used, fillcolor=_COLORS[name], **area)
+        if len(set(run.timeline["hot_tokens"])) > 1:
+            size = {"mode": "lines", "line": {"dash": "dot", "shape": "hv", "width": 1.5}}
+            add_line(figure, "HOT size", times, run.timeline["hot_tokens"], **size)
         rows = {"yaxis": "y2", "mode": "lines", "line": {"width": 1.2, "shape": "hv"}}
-        _line(figure, "rows", times, _envelope(run.timeline["rows"]), **rows)
+        add_line(figure, "rows", times, _envelope(run.timeline["rows"]), **rows)
         figure.update_yaxes(range=[0, largest * 1.05])
         right = {"overlaying": "y", "side": "right", "title": {"text": "rows"}, "showgrid": False}
         right |= {"rangemode": "tozero", "tickmode": "auto"}
@@ -142,11 +150,11 @@ def distributions_figures(runs: dict[str, CellResult]) -> dict[str, go.Figure]:
     }
     figures = {}
     for title, (key, scale, unit) in panels.items():
-        figure = figures[title] = _figure(unit, "% of requests")
+        figure = figures[title] = blank_figure(unit, "% of requests")
         for name, run in runs.items():
             values = [value * scale for value in run.cdf[key]]
             line = {"dash": "dot"} if name == "cascade" else {}
-            _line(figure, name, values, list(range(len(values))), mode="lines", line=line)
+            add_line(figure, name, values, list(range(len(values))), mode="lines", line=line)
         figure.update_xaxes(
             type="log", tickvals=_LOG_TICKS, ticktext=[f"{t:g}" for t in _LOG_TICKS]
         )
@@ -159,7 +167,7 @@ def gpu_time_figure(runs: dict[str, CellResult]) -> go.Figure:
     names = list(reversed(runs))
     shown = [(runs[name], runs[name].summary) for name in names]
     busy_s = [found.busy_share * found.duration_s * run.cell.replicas for run, found in shown]
-    figure = _figure("GPU seconds for the whole trace", "", height=300)
+    figure = blank_figure("GPU seconds for the whole trace", "", height=300)
     for term, (label, color) in _TERMS.items():
         shares = [run.term_share[term] for run, _ in shown]
         seconds = [busy * share for busy, share in zip(busy_s, shares, strict=True)]
@@ -169,6 +177,3 @@ def gpu_time_figure(runs: dict[str, CellResult]) -> go.Figure:
     figure.update_layout(barmode="stack", hovermode="y unified")
     figure.update_xaxes(hoverformat=",.4~g")
     return figure
-
-
-# ---------------------------------------------------------------------- text

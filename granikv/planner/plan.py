@@ -1,15 +1,15 @@
 """plan: the whole of `granikv plan` without its terminal - task to findings, verdict and files."""
 
 import json
-import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from granikv.core.errors import ConfigError
-from granikv.cost_models.coverage import ORDER, Coverage
+from granikv.core.errors import ConfigError, GraniKVError
 from granikv.planner.cells import PlanTask
+from granikv.planner.parallel import ignore_interrupts
+from granikv.planner.provenance import coverage, task_json
 from granikv.planner.search import (
     MAX_REPLICAS,
     SLO_SHARE,
@@ -37,10 +37,10 @@ def make_plan(
     """Run all cells and judge them; `replicas` None finds the number that is enough.
 
     The verdict is None when an interrupt came before the nominal seed was complete. Run records of
-    the nominal seed and plan.json are in `out` afterwards, also after an interrupt.
+    the nominal seed and plan.json are in `out` afterwards, also after an interrupt or an error.
 
     Raises:
-        ConfigError: no number of replicas meets the SLO.
+        ConfigError: no number of replicas meets the SLO, or a repartition policy fails.
     """
     findings = Findings(task, fractions, seeds)
     try:
@@ -56,21 +56,15 @@ def make_plan(
             on_stage("Overloaded: finding the number of replicas")
             _need(findings)
     except KeyboardInterrupt:
-        _ignore_interrupts()
+        ignore_interrupts()
         findings.is_partial = True
+    except GraniKVError:
+        findings.is_partial = True
+        write_plan(findings, _try_judge(findings), out / "plan.json")
+        raise
     verdict = _try_judge(findings)
     write_plan(findings, verdict, out / "plan.json")
     return findings, verdict
-
-
-def _ignore_interrupts() -> None:
-    """From here on only what is there is written. One interrupt may arrive twice (polars raises its
-    own besides Python's), and a second Ctrl-C must not lose the results either.
-    """
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _enough_replicas(findings: Findings) -> int:
@@ -106,30 +100,12 @@ def _try_judge(findings: Findings) -> Verdict | None:
     return replace(verdict, sentences=recommend(verdict, findings))
 
 
-def coverage(findings: Findings) -> dict[str, Coverage]:
-    """How well measurements cover each term that any nominal run used; the worst of all runs."""
-    worst: dict[str, Coverage] = {}
-    for cell, result in findings.results.items():
-        if cell.seed == 0:
-            for term, found in result.coverage.items():
-                worst[term] = max(worst.get(term, found), found, key=ORDER.index)
-    return worst
-
-
 def write_plan(findings: Findings, verdict: Verdict | None, path: Path) -> None:
     """Write plan.json: the question, the answer, every cell."""
-    task = findings.task
     body: dict[str, Any] = {
         "format": "granikv-plan-1",
         "is_partial": findings.is_partial,
-        "trace": str(task.trace),
-        "model": task.model.name,
-        "gpu": task.hardware.name,
-        "tp": task.tp,
-        "slo": asdict(task.slo),
-        "server": task.server.model_dump(mode="json"),
-        "size_source": task.size_source,
-        "router": task.router,
+        **task_json(findings.task),
         "replicas": findings.replicas,
         "needed_replicas": findings.needed_replicas,
         "seeds": findings.seeds,

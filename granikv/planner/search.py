@@ -1,15 +1,13 @@
 """Search: the cells of a plan on all cores, and the number of replicas that the trace needs."""
 
-import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-import joblib
 
 from granikv.core.errors import ConfigError
 from granikv.planner.cells import Cell, CellResult, PlanTask, run_cell
+from granikv.planner.parallel import run_all
 from granikv.sim.config import System
 from granikv.sim.metrics import Slo
 
@@ -52,8 +50,10 @@ class Findings:
         return [self.results[cell] for cell in cells if cell in self.results]
 
 
-def parse_fractions(text: str) -> tuple[float, ...]:
+def parse_fractions(text: str, flag: str = "--fp") -> tuple[float, ...]:
     """`auto`, one fraction, or `low:high`; 0.2 is always among a range's points, to compare with.
+
+    `flag` is the option that errors name.
 
     Raises:
         ConfigError: not of that form, or outside (0, 1).
@@ -66,11 +66,11 @@ def parse_fractions(text: str) -> tuple[float, ...]:
         parts = []
     if len(parts) not in (1, 2) or not all(0.0 < part < 1.0 for part in parts):
         raise ConfigError(
-            f"--fp must be auto, a fraction inside (0, 1) or a range like 0.05:0.6, got {text}."
+            f"{flag} must be auto, a fraction inside (0, 1) or a range like 0.05:0.6, got {text}."
         )
     low, high = parts[0], parts[-1]
     if low > high:
-        raise ConfigError(f"--fp {text} runs backwards; write the smaller fraction first.")
+        raise ConfigError(f"{flag} {text} runs backwards; write the smaller fraction first.")
     if low == high:
         return (low,)
     step = (high - low) / (_RANGE_POINTS - 1)
@@ -144,27 +144,9 @@ def run_cells(
     jobs: int | None = None,
 ) -> None:
     """Run cells on all cores into `findings.results`; nominal cells leave run records."""
-    for done, result in enumerate(_stream(findings.task, cells, records, jobs), 1):
+    calls = [
+        partial(run_cell, findings.task, cell, None if cell.seed else records) for cell in cells
+    ]
+    for done, (_, result) in enumerate(run_all(calls, jobs), 1):
         findings.results[result.cell] = result
         on_progress(done, len(cells))
-
-
-def _stream(
-    task: PlanTask, cells: list[Cell], records: Path | None, jobs: int | None
-) -> Iterator[CellResult]:
-    workers = jobs or len(os.sched_getaffinity(0))
-    if workers == 1 or len(cells) == 1:
-        for cell in cells:
-            yield run_cell(task, cell, records if cell.seed == 0 else None)
-        return
-    parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered", batch_size=1)
-    # Workers inherit a blocked Ctrl-C: this process alone answers it, and ends them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        results = parallel(
-            joblib.delayed(run_cell)(task, cell, records if cell.seed == 0 else None)
-            for cell in cells
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    yield from results

@@ -1,7 +1,9 @@
 """Trials: one simulation each of a policy or of a schedule, for its score alone."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from granikv.core.policies import make_policy
@@ -87,8 +89,14 @@ def try_policy(bench: Bench, name: str, hot_fraction: float) -> Trial:
     """
     policies = [RecordingPolicy(make_policy(name)) for _ in range(bench.replicas)]
     found, end_s = _run(bench, hot_fraction, policies)
-    tracks = tuple(tuple(policy.asks) for policy in policies)
+    tracks = tuple(_thinned(policy.asks) for policy in policies)
     return Trial(Schedule(hot_fraction, tracks), found, end_s, name)
+
+
+def _thinned(asks: Iterable[Ask]) -> tuple[Ask, ...]:
+    """Without those that want what the one before wants: an ask holds until the next one."""
+    groups = groupby(asks, key=attrgetter("hot_tokens"))
+    return tuple(next(same) for _, same in groups)
 
 
 def try_schedule(bench: Bench, schedule: Schedule) -> Trial:

@@ -4,40 +4,15 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-from scipy import stats
-
 from granikv.planner.cells import CellResult
-from granikv.planner.objective import Objective, score
+from granikv.planner.gain import WORTHWHILE, Gain, gain, log_ratios
+from granikv.planner.objective import Objective
 from granikv.planner.search import REFERENCE_FRACTION, Findings, is_overloaded
 
 Kind = Literal["use", "no_benefit", "overloaded"]
 
-# Two-sided. The interval is for one more draw, since the real machine is one draw of the cost
-# model's errors.
-CONFIDENCE = 0.9
-# A gain below this is not worth a changed server, whatever its interval says.
-_WORTHWHILE = 1.01
 # Mean gains this close are the same.
 _EQUAL = 0.003
-
-
-@dataclass(frozen=True, slots=True)
-class Gain:
-    """A ratio of scores (above 1 is better) with its interval; equal bounds when there is one seed
-    only.
-    """
-
-    mean: float
-    low: float
-    high: float
-
-    @property
-    def text(self) -> str:
-        """As in `1.42x (1.31-1.55)`."""
-        if self.low == self.high:
-            return f"{self.mean:.2f}x"
-        return f"{self.mean:.2f}x ({self.low:.2f}-{self.high:.2f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +72,7 @@ def judge(findings: Findings) -> Verdict:
         raise ValueError("findings must hold the nominal seed of every cell")
     objective = _objective(findings, stock[0])
     points = tuple(
-        Point(f, _gain(findings.of("granikv", f), stock, objective), findings.of("granikv", f)[0])
+        Point(f, gain(findings.of("granikv", f), stock, objective), findings.of("granikv", f)[0])
         for f in findings.fractions
     )
     best = _best(points)
@@ -105,15 +80,13 @@ def judge(findings: Findings) -> Verdict:
     flat = _flat_region(findings, best, points, objective)
     reference = findings.of("granikv", REFERENCE_FRACTION)
     over_reference = (
-        _gain(best_runs, reference, objective)
+        gain(best_runs, reference, objective)
         if reference and best.fraction != REFERENCE_FRACTION
         else None
     )
-    over_cascade = _gain(best_runs, cascade, objective)
-    ratios = _log_ratios(best_runs, stock, objective)
-    # The best of several fractions looks good by luck alone: its interval is widened for that.
-    low = float(np.mean(ratios)) - _half_width(ratios, comparisons=len(points))
-    helps = best.gain.mean >= _WORTHWHILE and low > 0.0
+    over_cascade = gain(best_runs, cascade, objective)
+    cautious = gain(best_runs, stock, objective, comparisons=len(points))
+    helps = best.gain.mean >= WORTHWHILE and cautious.low > 1.0
     overloaded = is_overloaded(best.nominal)
     kind: Kind = "overloaded" if overloaded else "use" if helps else "no_benefit"
     return Verdict(
@@ -146,38 +119,6 @@ def _objective(findings: Findings, stock: CellResult) -> Objective:
     return "latency"
 
 
-def _log_ratios(
-    runs: list[CellResult], base: list[CellResult], objective: Objective
-) -> list[float]:
-    by_seed = {result.cell.seed: result for result in base}
-    ratios = []
-    for result in runs:
-        if result.cell.seed in by_seed:
-            mine = score(result.summary, objective)
-            theirs = score(by_seed[result.cell.seed].summary, objective)
-            # A score of zero (nothing met the SLO) has no logarithm; a tiny one keeps the order.
-            ratios.append(math.log(max(mine, 1e-9) / max(theirs, 1e-9)))
-    return ratios
-
-
-def _gain(runs: list[CellResult], base: list[CellResult], objective: Objective) -> Gain:
-    """Paired by seed: both sides saw the same trace and the same drawn cost model."""
-    ratios = _log_ratios(runs, base, objective)
-    mean = float(np.mean(ratios))
-    half = _half_width(ratios)
-    return Gain(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
-
-
-def _half_width(ratios: list[float], comparisons: int = 1) -> float:
-    """Half of the Student interval for one more draw; Bonferroni's for the best of several."""
-    count = len(ratios)
-    if count < 2:
-        return 0.0
-    tail = (1 - CONFIDENCE) / 2 / comparisons
-    quantile = float(stats.t.ppf(1 - tail, count - 1))
-    return quantile * float(np.std(ratios, ddof=1)) * math.sqrt(1 + 1 / count)
-
-
 def _flat_region(
     findings: Findings, best: Point, points: tuple[Point, ...], objective: Objective
 ) -> tuple[float, float]:
@@ -185,7 +126,7 @@ def _flat_region(
     best_runs = findings.of("granikv", best.fraction)
 
     def is_level(point: Point) -> bool:
-        ratios = _log_ratios(findings.of("granikv", point.fraction), best_runs, objective)
+        ratios = log_ratios(findings.of("granikv", point.fraction), best_runs, objective)
         return max(ratios) >= math.log(1 - _EQUAL)
 
     place = points.index(best)

@@ -34,6 +34,7 @@ def test_all_commands_are_there():
         "granikv dispatch-table",
         "granikv fit",
         "granikv plan",
+        "granikv policies",
         "granikv serve",
         "granikv simulate",
         "granikv trace convert",

@@ -122,6 +122,18 @@ def test_folder_of_something_else_is_left_alone(granikv, workload, tmp_path, con
     assert (out / "runs").exists()
 
 
+def test_folder_of_a_plan_that_failed_can_be_used_again(granikv, workload, tmp_path):
+    own, out = tmp_path / "own.py", tmp_path / "out"
+    own.write_text("class Own:\n    def observe(self, window):\n        return 1 / 0\n")
+    options = (*SERVER, "--fp", "0.2", "--seeds", 1, "--jobs", 1, "--out", out)
+    policy = ("--repartition", f"{own}:Own")
+    ended = granikv("plan", workload, *options, *policy)
+    assert (ended.code, ended.error.count("\n")) == (1, 1)
+    assert "failed in line 3" in ended.error
+    assert plan_of(out)["is_partial"] is True
+    assert granikv("plan", workload, *options).code == 0
+
+
 def test_folder_that_cannot_be_made(granikv, workload, tmp_path):
     (tmp_path / "file").touch()
     ended = granikv("plan", workload, *SMALL, "--out", tmp_path / "file")

@@ -69,5 +69,8 @@ def test_a_held_time_ends_where_the_schedule_was() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(ConfigError, match="at least one HOT fraction"):
         OracleOptions(())
-    with pytest.raises(ConfigError, match="--window must be positive, got 0"):
-        OracleOptions((0.2,), window_s=0.0)
+    for window_s in (0.0, -1.0, 1e-9, float("nan"), float("inf")):
+        with pytest.raises(
+            ConfigError, match=r"--window must be a finite time of at least 0.001 s"
+        ):
+            OracleOptions((0.2,), window_s=window_s)

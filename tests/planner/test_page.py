@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from page_support import assert_needs_no_other_file, without_scripts
 
 from granikv.planner.objective import score
-from granikv.planner.page import comparison, provenance_line, write_page
+from granikv.planner.page import comparison, write_page
+from granikv.planner.provenance import provenance_line
 from granikv.planner.search import Findings
 from granikv.sim.metrics import Slo
 
@@ -21,10 +23,6 @@ def page(planned, tmp_path_factory) -> str:
     return path.read_text()
 
 
-def without_scripts(page: str) -> str:
-    return re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
-
-
 def test_page_has_the_recommendation(planned, page):
     _, verdict = planned
     assert verdict.sentences
@@ -33,14 +31,7 @@ def test_page_has_the_recommendation(planned, page):
 
 
 def test_page_needs_no_other_file(page):
-    assert not re.search(r"<script[^>]*\bsrc=", page)
-    assert not re.search(r"<(link|iframe|img|object)\b", without_scripts(page))
-    assert not re.search(r"https?://|@import|url\(", without_scripts(page))
-
-
-def test_plotly_is_inside_once(page):
-    # The library names its own version in its first lines.
-    assert len(re.findall(r"plotly\.js v\d", page)) == 1
+    assert_needs_no_other_file(page)
     assert page.count("Plotly.newPlot(") == 9
 
 

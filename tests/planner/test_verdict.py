@@ -9,9 +9,10 @@ import pytest
 from scipy import stats
 
 from granikv.planner.cells import Cell
+from granikv.planner.gain import CONFIDENCE
 from granikv.planner.plan import write_plan
 from granikv.planner.search import Findings
-from granikv.planner.verdict import CONFIDENCE, judge
+from granikv.planner.verdict import judge
 from granikv.planner.words import recommend
 
 FRACTIONS = (0.1, 0.2, 0.4)

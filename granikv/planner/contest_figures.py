@@ -1,0 +1,76 @@
+"""Figures of the policies page, all plotly: ranking, HOT fraction and throughput over time."""
+
+from itertools import cycle
+
+import plotly.graph_objects as go
+
+from granikv.planner.cells import CellResult
+from granikv.planner.contest import ORACLE
+from granikv.planner.page_figures import add_line, blank_figure
+from granikv.planner.ranking import Ranking
+
+_ORACLE, _STATIC = "#111827", "#6b7280"
+_POLICIES = ("#2563eb", "#d97706", "#059669", "#a855f7", "#dc2626", "#0891b2")
+
+
+def ranking_figure(ranking: Ranking) -> go.Figure:
+    """Gains over the best static split, best on top."""
+    standings = ranking.standings[::-1]
+    gains = [standing.over_static for standing in standings]
+    colors = {"static": _STATIC, "policy": _POLICIES[0], "oracle": _ORACLE}
+    figure = blank_figure("gain (x)", "", height=110 + 30 * len(standings))
+    bars = {
+        "type": "data",
+        "symmetric": False,
+        "array": [gain.high - gain.mean for gain in gains],
+        "arrayminus": [gain.mean - gain.low for gain in gains],
+    }
+    figure.add_scatter(
+        x=[gain.mean for gain in gains],
+        y=[standing.name for standing in standings],
+        mode="markers",
+        marker={"size": 11, "color": [colors[standing.kind] for standing in standings]},
+        error_x=bars,
+        customdata=[gain.text for gain in gains],
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    figure.add_vline(1.0, line={"color": _STATIC, "dash": "dash", "width": 1})
+    figure.update_layout(hovermode="closest")
+    return figure
+
+
+def fraction_figure(runs: dict[str, CellResult], size_tokens: int) -> go.Figure:
+    """HOT's share of all tokens over time, a line for each run."""
+    figure = blank_figure("s", "HOT fraction", height=400)
+    for (name, run), style in zip(runs.items(), _styles(runs), strict=True):
+        shares = [tokens / size_tokens for tokens in run.timeline["hot_tokens"]]
+        line = style | {"shape": "hv"}
+        add_line(figure, name, run.timeline["time_s"], shares, line=line, mode="lines")
+    figure.update_yaxes(rangemode="tozero", hoverformat=".3f")
+    return figure
+
+
+def rate_figure(runs: dict[str, CellResult]) -> go.Figure:
+    """Decoded tokens per second over time, a line for each run."""
+    figure = blank_figure("s", "tokens/s", height=400)
+    for (name, run), style in zip(runs.items(), _styles(runs), strict=True):
+        rate = run.rate
+        line = style | {"shape": "hv"}
+        add_line(figure, name, rate["time_s"], rate["tokens_per_s"], line=line, mode="lines")
+    figure.update_yaxes(rangemode="tozero", hoverformat=",.4~g")
+    return figure
+
+
+def _styles(runs: dict[str, CellResult]) -> list[dict[str, object]]:
+    """Static splits dashed grey, the oracle dotted black, policies in colours of their own."""
+    colors = cycle(_POLICIES)
+    styles: list[dict[str, object]] = []
+    for name in runs:
+        if name == ORACLE:
+            styles.append({"color": _ORACLE, "dash": "dot", "width": 1.5})
+        elif name.startswith("static "):
+            styles.append({"color": _STATIC, "dash": "dash", "width": 1.5})
+        else:
+            styles.append({"color": next(colors), "width": 2})
+    return styles
