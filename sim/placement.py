@@ -1,7 +1,9 @@
 """HotPlacement: brings shared prefixes into HOT slabs, in place or later by a copy."""
 
+from collections.abc import Sequence
+
 from granikv.core.directory import SlabDirectory
-from granikv.core.placement import promote, reserve_declared
+from granikv.core.placement import promote, promote_fitting, reserve_declared
 from granikv.sim.prefix_index import PrefixIndex
 from granikv.sim.radix_node import Node
 from granikv.sim.requests import RequestState
@@ -35,6 +37,19 @@ class HotPlacement:
         if state.request.prefix_tokens > sum(node.length for node in path):
             self._reserve(state, now_s)
         return 0
+
+    def promote_read(self, rows: Sequence[RequestState], now_s: float) -> int:
+        """Copy what rows read in common in COLD into free HOT; returns the tokens.
+
+        Otherwise a prefix waits for its next request, which may itself wait for want of COLD.
+        """
+        copied = 0
+        for row in rows:
+            path = row.last_node.path() if row.last_node is not None else []
+            chain = [node for node in path if node.slots is not None]
+            copied += promote_fitting(self._directory, self._index, chain, now_s)
+        self.promoted_tokens += copied
+        return copied
 
     def _reserve(self, state: RequestState, now_s: float) -> None:
         """Reserve a slab for a declared prefix, so that it is prefilled in place."""

@@ -34,17 +34,21 @@ class Repartitioner:
 
     def advance(self, now_ns: int, scheduler: Scheduler, retractions: int) -> int:
         """Do this boundary's share of a move, or ask the policy; returns the tokens copied."""
-        if self.boundary.is_moving:
-            return self.boundary.advance()
-        if not self.is_active or now_ns < self.next_look_ns:
-            return 0
-        # Nothing happens in an idle server, so looks that fell into an idle time are left out.
-        self.next_look_ns = (now_ns // self._interval_ns + 1) * self._interval_ns
-        window = self._lookout.look(
-            now_ns / 1e9, self._totals(scheduler, retractions), self._load(scheduler)
-        )
-        self.boundary.steer(self._policy, window, scheduler.all_fit)
-        return self.boundary.advance()
+        boundary, moves = self.boundary, self.boundary.moves
+        if not boundary.is_moving:
+            if not self.is_active or now_ns < self.next_look_ns:
+                return 0
+            # Nothing happens in an idle server: looks that fell into an idle time are left out.
+            self.next_look_ns = (now_ns // self._interval_ns + 1) * self._interval_ns
+            window = self._lookout.look(
+                now_ns / 1e9, self._totals(scheduler, retractions), self._load(scheduler)
+            )
+            boundary.steer(self._policy, window, scheduler.all_fit)
+        copied = boundary.advance()
+        placement = self._pools.placement
+        if boundary.moves > moves and placement is not None:
+            copied += placement.promote_read(self._pools.batch.states, now_ns / 1e9)
+        return copied
 
     def _totals(self, scheduler: Scheduler, retractions: int) -> Totals:
         directory = self._pools.directory

@@ -117,7 +117,7 @@ def _of_csv(line: str) -> Format | None:
 
 
 def _of_yaml(head: str) -> Format | None:
-    if not any(f"{name}:" in head for name in WorkloadSpec.model_fields):
+    if not any(f"{name}:" in head for name in ("phases", *WorkloadSpec.model_fields)):
         return None
     try:
         document = yaml.safe_load(head)
@@ -128,4 +128,6 @@ def _of_yaml(head: str) -> Format | None:
 
 def _is_workload(document: Mapping[str, object]) -> bool:
     """Two of its fields are enough, so that a misspelt third is reported as just that."""
+    if isinstance(document.get("phases"), list):
+        return True
     return len(document.keys() & WorkloadSpec.model_fields.keys()) >= 2

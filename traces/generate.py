@@ -1,7 +1,7 @@
 """Seeded synthetic traces with exact counts and exact lengths, made lazily."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 
 import numpy as np
@@ -9,10 +9,19 @@ import numpy as np
 from granikv.traces import draw
 from granikv.traces.request import Request, Run
 from granikv.traces.segments import Origin, generated_segment, named, private_segment
-from granikv.traces.spec import Conversation, EvenPopularity, Length, TableLength, WorkloadSpec
+from granikv.traces.spec import (
+    Conversation,
+    EvenPopularity,
+    Length,
+    RequestMix,
+    TableLength,
+    WorkloadSpec,
+)
 
 # Level lengths are drawn once per prefix and kept, so a level's prefixes must fit in memory.
 _Path = tuple[tuple[Run, ...], int]
+# What numpy's SeedSequence takes: one number, or several that make one seed together.
+Seed = int | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +38,7 @@ class _Streams:
     think: np.random.Generator
 
     @classmethod
-    def of(cls, seed: int, levels: int) -> "_Streams":
+    def of(cls, seed: Seed, levels: int) -> "_Streams":
         roots = np.random.SeedSequence(seed).spawn(8)
         rng = np.random.default_rng
         return cls(
@@ -47,8 +56,9 @@ class _Streams:
 class _PrefixTree:
     """The shared prefixes of a workload: which runs a choice of one prefix per level stands for."""
 
-    def __init__(self, spec: WorkloadSpec, streams: _Streams) -> None:
+    def __init__(self, spec: RequestMix, streams: _Streams, first_set: int) -> None:
         self._levels = spec.prefixes
+        self._first_set = first_set
         self._tokens: list[list[int]] = []
         nodes = 1
         for level, rng in zip(spec.prefixes, streams.prefixes, strict=True):
@@ -83,7 +93,7 @@ class _PrefixTree:
         node = 0
         for depth, index in enumerate(choice):
             node = node * self._levels[depth].count + index
-            epoch = self._epochs[depth] if self._epochs else 0
+            epoch = self._first_set + (self._epochs[depth] if self._epochs else 0)
             runs.append(Run(generated_segment(depth, epoch, node), self._tokens[depth][node]))
         return tuple(runs), sum(run.length for run in runs)
 
@@ -98,22 +108,45 @@ def generate(spec: WorkloadSpec, seed: int) -> Iterator[Request]:
     Raises:
         ConfigError: a length table cannot be read.
     """
-    streams = _Streams.of(seed, len(spec.prefixes))
-    tree = _PrefixTree(spec, streams)
+    return islice(endless(spec, seed), spec.requests)
+
+
+def endless(
+    spec: RequestMix,
+    seed: Seed,
+    *,
+    prefix_seed: Seed | None = None,
+    first_set: int = 0,
+    first_id: int = 0,
+) -> Iterator[Request]:
+    """Requests of a mix without end, as `generate` makes them.
+
+    Args:
+        spec: the mix.
+        seed: of everything random.
+        prefix_seed: of the prefixes' lengths instead.
+        first_set: number of the first set of prefixes; `period_s` counts on from there.
+        first_id: the first request id, which also names the request's own tokens.
+
+    Raises:
+        ConfigError: a length table cannot be read.
+    """
+    levels = len(spec.prefixes)
+    streams = _Streams.of(seed, levels)
+    if prefix_seed is not None:
+        streams = replace(streams, prefixes=_Streams.of(prefix_seed, levels).prefixes)
+    tree = _PrefixTree(spec, streams, first_set)
     times = draw.arrivals(spec.arrivals, streams.arrivals)
     picks = _picks(spec, streams)
     private = draw.lengths(spec.private_tokens, streams.private)
     output = draw.lengths(spec.output_tokens, _output_rng(spec.private_tokens, spec, streams, seed))
     if spec.conversation is None:
-        starts = zip(times, picks, private, output, strict=False)
-        return _single(islice(starts, spec.requests), tree)
-    requests = _turns(
-        spec.conversation, streams, tree, zip(times, picks, private, strict=False), output
-    )
-    return islice(requests, spec.requests)
+        return _single(zip(times, picks, private, output, strict=False), tree, first_id)
+    starts = zip(times, picks, private, strict=False)
+    return _turns(spec.conversation, streams, tree, starts, output, first_id)
 
 
-def _picks(spec: WorkloadSpec, streams: _Streams) -> Iterator[tuple[int, ...]]:
+def _picks(spec: RequestMix, streams: _Streams) -> Iterator[tuple[int, ...]]:
     """Which prefix each request takes at each level."""
     if not spec.prefixes:
         return repeat(())
@@ -128,7 +161,7 @@ def _picks(spec: WorkloadSpec, streams: _Streams) -> Iterator[tuple[int, ...]]:
 
 
 def _output_rng(
-    private: Length, spec: WorkloadSpec, streams: _Streams, seed: int
+    private: Length, spec: RequestMix, streams: _Streams, seed: Seed
 ) -> np.random.Generator:
     """The output stream; the private one again when both draw from one table (whole rows)."""
     output = spec.output_tokens
@@ -143,11 +176,11 @@ def _output_rng(
 
 
 def _single(
-    starts: Iterator[tuple[float, tuple[int, ...], int, int]], tree: _PrefixTree
+    starts: Iterator[tuple[float, tuple[int, ...], int, int]], tree: _PrefixTree, first_id: int
 ) -> Iterator[Request]:
     path = tree.path
     base = private_segment(0)
-    for request_id, (now_s, choice, private, output) in enumerate(starts):
+    for request_id, (now_s, choice, private, output) in enumerate(starts, first_id):
         shared, shared_tokens = path(choice, now_s)
         yield Request(
             request_id,
@@ -164,12 +197,13 @@ def _turns(
     tree: _PrefixTree,
     starts: Iterator[tuple[float, tuple[int, ...], int]],
     output: Iterator[int],
+    first_id: int,
 ) -> Iterator[Request]:
     turns = draw.lengths(talk.turns, streams.turns)
     user = draw.lengths(talk.user_tokens, streams.user)
     think = draw.pauses(talk.think_s, talk.think == "exponential", streams.think)
-    request_id = 0
-    for number, (now_s, choice, private) in enumerate(starts):
+    request_id = first_id
+    for number, (now_s, choice, private) in enumerate(starts, first_id):
         prompt, shared_tokens = tree.path(choice, now_s)
         new_tokens = private
         for turn in range(next(turns)):

@@ -7,6 +7,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from granikv.traces.tables import LengthTable, load_table
 
 _MAX_NODES = 1 << 22
+# Prefix sets of a trace with phases, and of one phase: half of the bits of a set's number each.
+MAX_SETS = 1 << 10
 
 
 class _Spec(BaseModel):
@@ -193,11 +195,10 @@ class Conversation(_Spec):
     think: Literal["exponential", "constant"] = "exponential"
 
 
-class WorkloadSpec(_Spec):
-    """A synthetic trace of exactly `requests` requests.
+class RequestMix(_Spec):
+    """Endless requests of one kind.
 
     Attributes:
-        requests: requests in all, turns included; the last conversation may be cut short.
         arrivals: when requests, or the first turns of conversations, arrive.
         prefixes: shared prefixes, outermost level first; empty for none.
         private_tokens: tokens of each (first) prompt behind its shared prefixes.
@@ -205,7 +206,6 @@ class WorkloadSpec(_Spec):
         conversation: None for single requests.
     """
 
-    requests: int = Field(ge=1)
     arrivals: Arrivals
     prefixes: list[PrefixLevel] = []
     private_tokens: Length
@@ -219,6 +219,63 @@ class WorkloadSpec(_Spec):
             nodes *= level.count
         if nodes > _MAX_NODES or len(self.prefixes) > 16:
             raise ValueError("prefixes must have at most 16 levels and 2**22 leaves")
+        return self
+
+
+class WorkloadSpec(RequestMix):
+    """A synthetic trace of exactly `requests` requests.
+
+    Attributes:
+        requests: requests in all, turns included; the last conversation may be cut short.
+    """
+
+    requests: int = Field(ge=1)
+
+
+class Phase(RequestMix):
+    """A mix that arrives for a while.
+
+    Attributes:
+        seconds: how long; requests may run longer, and later turns of a conversation come later.
+        start_s: when it starts, None for when the phase before it ends; phases may overlap.
+        tenant: phases of one tenant read the same prefixes; without one, those of a phase are its
+            own, in every repetition.
+    """
+
+    seconds: float = Field(gt=0)
+    start_s: float | None = Field(default=None, ge=0)
+    tenant: str | None = None
+
+
+class PhasedSpec(_Spec):
+    """A synthetic trace whose mix changes.
+
+    Attributes:
+        phases: in order of writing, not of time.
+        repeat: how often the whole list is played; each time begins at the end of the one before.
+    """
+
+    phases: list[Phase] = Field(min_length=1)
+    repeat: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
+        if len(self.phases) * self.repeat > MAX_SETS:
+            raise ValueError(f"phases times repeat must be at most {MAX_SETS}")
+        for phase in self.phases:
+            if any(
+                phase.seconds / (level.period_s or phase.seconds) > MAX_SETS
+                for level in phase.prefixes
+            ):
+                raise ValueError(f"a phase must have at most {MAX_SETS} periods of a prefix level")
+        return self
+
+    @model_validator(mode="after")
+    def _tenants_agree(self) -> Self:
+        known: dict[str, list[PrefixLevel]] = {}
+        for phase in self.phases:
+            if phase.tenant and known.setdefault(phase.tenant, phase.prefixes) != phase.prefixes:
+                raise ValueError(f"phases of tenant {phase.tenant!r} must state the same prefixes")
         return self
 
 

@@ -8,6 +8,9 @@ from typing import Protocol
 
 from granikv.core.errors import ConfigError
 
+# Of e, in 64 bits.
+_LARGEST_EXPONENT = 700.0
+
 
 @dataclass(frozen=True, slots=True)
 class PrefixView:
@@ -99,28 +102,37 @@ class ValueAdmission:
 
     When N requests decode from one prefix, a shared pass reads it once instead of N times: it saves
     `length * (N - 1)` token reads per decode step, that is `N - 1` per HOT token. For the future, N
-    is taken as Poisson with mean `a` (requests come independently and each holds the prefix for
-    `residence_s`), so that
+    is taken as Poisson with mean `a` (requests come independently, `rate` a second, and each holds
+    the prefix for `residence_s`), so that
 
-        a     = (hits - 1) / max(now_s - first_use_s, residence_s) * residence_s
-                * 2 ** -((now_s - last_use_s) / half_life_s)
+        rate  = (hits - 1) / max(last_use_s - first_use_s, residence_s)
+        a     = rate * residence_s * P(in use)
         saved = E[max(N - 1, 0)] = a - 1 + exp(-a)
 
     and a prefix is worth `length * max(live_requests - 1, saved)`. A hinted prefix that is live
     counts as having at least two readers.
 
+    A prefix may be out of use for good: yesterday's, or that of a tenant who has left. When uses
+    come as a Poisson process that ends after a time that is exponential with mean `life_s`, then
+    after `t` seconds of silence (the Pareto model of Schmittlein, Morrison and Colombo, Management
+    Science 33(1), 1987, with both rates known)
+
+        P(in use) = 1 / (1 + (exp((rate + 1 / life_s) * t) - 1) / (1 + rate * life_s))
+
+    so that a prefix that was used every second is given up within ten, one of every minute is not.
+
     Attributes:
         min_tokens: shortest prefix worth a slab.
         min_saved: least `max(live_requests - 1, saved)` worth a slab.
         residence_s: how long a request typically holds its prefix.
-        half_life_s: idle time after which a prefix counts for half its past rate.
+        life_s: how long a prefix is typically in use.
         hysteresis: how many times the value of its victims a newcomer must have.
     """
 
     min_tokens: int = 256
     min_saved: float = 0.25
     residence_s: float = 10.0
-    half_life_s: float = 60.0
+    life_s: float = 600.0
     hysteresis: float = 1.5
 
     def __post_init__(self) -> None:
@@ -129,7 +141,7 @@ class ValueAdmission:
             min_tokens=self.min_tokens,
             min_saved=self.min_saved,
             residence_s=self.residence_s,
-            half_life_s=self.half_life_s,
+            life_s=self.life_s,
         )
         if not self.hysteresis >= 1:
             raise ValueError(f"hysteresis must be at least 1, got {self.hysteresis!r}")
@@ -151,13 +163,20 @@ class ValueAdmission:
 
     def saved_reads(self, prefix: PrefixView) -> float:
         """Reads saved per HOT token and decode step."""
-        seen_s = max(prefix.now_s - prefix.first_use_s, self.residence_s)
-        decay = math.exp2(-max(prefix.now_s - prefix.last_use_s, 0.0) / self.half_life_s)
-        mean = max(prefix.hits - 1, 0) / seen_s * self.residence_s * decay
+        used_s = max(prefix.last_use_s - prefix.first_use_s, self.residence_s)
+        rate = max(prefix.hits - 1, 0) / used_s
+        silent_s = max(prefix.now_s - prefix.last_use_s, 0.0)
+        mean = rate * self.residence_s * self._in_use(rate, silent_s)
         readers = prefix.live_requests
         if prefix.hinted and readers:
             readers = max(readers, 2)
         return max(readers - 1.0, mean + math.expm1(-mean))
+
+    def _in_use(self, rate: float, silent_s: float) -> float:
+        """Probability that a prefix which was used so often will be used again."""
+        exponent = (rate + 1 / self.life_s) * silent_s
+        ended = math.expm1(min(exponent, _LARGEST_EXPONENT)) / (1 + rate * self.life_s)
+        return 1 / (1 + ended)
 
 
 _POLICIES: dict[str, Callable[..., HotAdmission]] = {

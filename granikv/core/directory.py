@@ -77,6 +77,11 @@ class SlabDirectory:
             and self._admission.wants_slab(view)
         )
 
+    @property
+    def largest_free_run(self) -> int:
+        """Tokens of the longest slab that fits without eviction."""
+        return self._allocator.largest_free_run
+
     def victims(self, view: PrefixView) -> list[int] | None:
         """Nodes to evict before `view` fits, [] when it fits now; None, and a miss, when it cannot.
 

@@ -81,6 +81,21 @@ def promote(
     return 0
 
 
+def promote_fitting(
+    directory: SlabDirectory, tree: HotTree[Member], chain: Sequence[Member], now_s: float
+) -> int:
+    """As `promote`, of what free HOT has room for: nobody asks for it now, so that nothing is
+    evicted and no miss counted.
+    """
+    room, fitting = directory.largest_free_run, 0
+    for member in chain:
+        room -= member.length
+        if room < 0:
+            break
+        fitting += 1
+    return promote(directory, tree, chain[:fitting], now_s)
+
+
 def reserve_declared(
     directory: SlabDirectory, tree: HotTree[Member], node: int, length: int, now_s: float
 ) -> Reservation | None:

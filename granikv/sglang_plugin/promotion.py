@@ -32,10 +32,33 @@ def promote_ready(scheduler: Any, *_: Any, **__: Any) -> None:
     tree.prefills.free_taken_over(lambda move: remap(tree, move, to_device(move.dst), live()))
     for node in tree.take_candidates():
         for move in tree.promote(node):
-            wait_for_the_running_step(scheduler)
-            src, dst = to_device(move.src), to_device(move.dst)
-            remap(tree, move, dst, live())
-            copy_behind_the_running_step(scheduler, src, dst)
+            _carry_out(scheduler, move, live())
+
+
+def promote_read(scheduler: Any) -> None:
+    """Promote what rows read in common in COLD, as far as free HOT has room for it.
+
+    Otherwise a prefix waits for its next request, which may itself wait for want of COLD.
+
+    Args:
+        scheduler: SGLang's, whose tree is a `GraniRadixCache`.
+    """
+    tree: GraniRadixCache = scheduler.tree_cache
+    live = cache(lambda: list(live_requests(scheduler)))
+    ends = {req.last_node.id: req.last_node for req in scheduler.running_batch.reqs}
+    for node in ends.values():
+        for move in tree.promote(node, is_asked_for=False):
+            _carry_out(scheduler, move, live())
+
+
+def _carry_out(scheduler: Any, move: HotMove, requests: Iterable[Any]) -> None:
+    """Remap a node's holders, and copy its KV."""
+    tree: GraniRadixCache = scheduler.tree_cache
+    to_device = tree.token_to_kv_pool_allocator.to_device
+    wait_for_the_running_step(scheduler)
+    src, dst = to_device(move.src), to_device(move.dst)
+    remap(tree, move, dst, requests)
+    copy_behind_the_running_step(scheduler, src, dst)
 
 
 def live_requests(scheduler: Any) -> Iterator[Any]:

@@ -28,7 +28,7 @@ from sglang.srt.mem_cache.radix_cache import RadixCache, TreeNode
 
 from granikv.core.allocator import Slab
 from granikv.core.directory import Reservation, SlabDirectory
-from granikv.core.placement import promote
+from granikv.core.placement import promote, promote_fitting
 from granikv.sglang_plugin.allocator import HotColdTokenAllocator, to_host
 from granikv.sglang_plugin.in_place import InPlacePrefills
 from granikv.sglang_plugin.region import RegionNodes
@@ -295,10 +295,11 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
 
     # ------------------------------------------------------------------ placement
 
-    def promote(self, node: TreeNode) -> list[HotMove]:
+    def promote(self, node: TreeNode, *, is_asked_for: bool = True) -> list[HotMove]:
         """Move what admission wants of the path down to `node` into one slab; often nothing.
 
-        KV is to be copied. The freed COLD slots may be given to somebody else as soon as the
+        Where no request asks for it, free HOT alone is used, and no miss is counted. KV is to be
+        copied. The freed COLD slots may be given to somebody else as soon as the
         allocator is called again: copy and remap before that.
         """
         chain, start, now_s = [], 0, self.now_s()
@@ -307,7 +308,8 @@ class GraniRadixCache(RadixCache):  # type: ignore[misc,unused-ignore]
                 use = self._uses.get(member.id, Use(1, now_s, now_s))
                 chain.append(Member(member, start, use))
             start += len(member.key)
-        promote(self.directory, self, chain, now_s)
+        place = promote if is_asked_for else promote_fitting
+        place(self.directory, self, chain, now_s)
         moves, self._moves = self._moves, []
         return moves
 

@@ -22,7 +22,12 @@ from granikv.sglang_plugin.config import LiveConfig
 from granikv.sglang_plugin.holders import ServerHolders
 from granikv.sglang_plugin.hooks import Hook
 from granikv.sglang_plugin.pools import context_tokens
-from granikv.sglang_plugin.promotion import bytes_per_slot, live_requests, promote_ready
+from granikv.sglang_plugin.promotion import (
+    bytes_per_slot,
+    live_requests,
+    promote_read,
+    promote_ready,
+)
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.step_plan import shared_tables
 
@@ -116,6 +121,8 @@ class LiveRepartitioner:
         if not boundary.is_moving:
             self._tree.end_region()
             limit_requests(self._scheduler)
+        if boundary.moves > moves:
+            promote_read(self._scheduler)
 
     def _is_set_out(self) -> bool:
         """Whether it was time to look, and a move begins."""

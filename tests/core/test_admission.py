@@ -104,18 +104,39 @@ def test_a_gap_counts_once():
 
 
 def test_saved_reads_by_hand():
-    policy = ValueAdmission(residence_s=10.0, half_life_s=60.0)
+    policy = ValueAdmission(residence_s=10.0, life_s=600.0)
     assert policy.saved_reads(view(live=5)) == 4.0
     assert policy.saved_reads(view(live=0)) == 0.0
     # 40 matches in 100 s, each held 10 s: a = 4, and 4 - 1 + exp(-4).
     busy = view(live=1, hits=41, first=0.0, last=100.0, now=100.0)
     assert policy.saved_reads(busy) == pytest.approx(3 + math.exp(-4))
-    # 60 s of silence halve the rate of 40 matches in 160 s: a = 1.25.
-    idle = view(live=0, hits=41, first=0.0, last=100.0, now=160.0)
-    assert policy.saved_reads(idle) == pytest.approx(0.25 + math.exp(-1.25))
+    # 0.4 matches a second, then 10 s of silence: the chance that more come, and with it a, falls.
+    in_use = 1 / (1 + (math.exp((0.4 + 1 / 600) * 10) - 1) / (1 + 0.4 * 600))
+    assert in_use == pytest.approx(0.816, abs=0.001)
+    idle = view(live=0, hits=41, first=0.0, last=100.0, now=110.0)
+    expected = 4 * in_use - 1 + math.exp(-4 * in_use)
+    assert policy.saved_reads(idle) == pytest.approx(expected)
     # A young prefix is not judged on less than one residence: a = 3.
     young = view(live=1, hits=4, first=100.0, last=101.0, now=101.0)
     assert policy.saved_reads(young) == pytest.approx(2 + math.exp(-3))
+
+
+def test_what_was_used_often_is_given_up_sooner():
+    """Twelve seconds of silence say much of a use a second, and nothing of one a minute."""
+    policy = ValueAdmission()
+    kept = []
+    for gap_s in (1.0, 60.0):
+        uses = {"live": 0, "hits": 61, "first": 0.0, "last": 60 * gap_s}
+        kept.append(
+            policy.saved_reads(view(**uses, now=60 * gap_s + 12))
+            / policy.saved_reads(view(**uses, now=60 * gap_s))
+        )
+    assert kept[0] < 0.01
+    assert kept[1] > 0.9
+
+
+def test_years_of_silence_are_no_overflow():
+    assert ValueAdmission().saved_reads(view(live=0, hits=9, last=10.0, now=1e9)) == 0.0
 
 
 def test_a_hint_counts_as_two_readers_while_live():
@@ -233,7 +254,7 @@ def test_policies_by_name():
         ("zzz", {}, "choose one of paper, shared, value"),
         ("paper", {"min_tokens": 3}, "cannot take its options"),
         ("shared", {"min_live": 0}, "min_live must be positive"),
-        ("value", {"half_life_s": math.nan}, "half_life_s must be positive"),
+        ("value", {"life_s": math.nan}, "life_s must be positive"),
         ("value", {"hysteresis": 0.5}, "hysteresis must be at least 1"),
     ],
 )

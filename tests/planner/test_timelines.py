@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from drift_support import SIZE_TOKENS, loads
+from drift_support import SIZE_TOKENS, load
 from sim_support import real_cost, run
 
 from granikv.planner.timelines import POINTS, pools_over_time, rate_over_time
@@ -12,7 +12,7 @@ CONFIG = ServerConfig(size_tokens=SIZE_TOKENS, hot_fraction=0.2, repartition="ma
 
 
 def test_pools_are_counted_on_their_side_of_a_moving_boundary() -> None:
-    result = run(loads(seed=0)["morning and night"], CONFIG, real_cost())
+    result = run(load("morning and night", 0), CONFIG, real_cost())
     (boundary,) = result.outcome.boundaries
     series = pools_over_time(result.steps.lazy(), CONFIG, boundary)
     hot_tokens = np.array(series["hot_tokens"])
@@ -26,7 +26,7 @@ def test_pools_are_counted_on_their_side_of_a_moving_boundary() -> None:
 
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_rates_add_up_to_all_decoded_tokens(replicas: int) -> None:
-    result = run(loads(seed=0)["suffix-heavy"], CONFIG, real_cost(), replicas=replicas)
+    result = run(load("suffix-heavy", 0), CONFIG, real_cost(), replicas=replicas)
     rate = rate_over_time(result.steps.lazy())
     decode = result.steps.filter(result.steps["kind"] == "decode")
     width_s = rate["time_s"][1]

@@ -274,6 +274,23 @@ def test_a_move_is_spread_over_steps_and_limits_requests_from_its_begin(live):
     server.check_rows()
 
 
+@pytest.mark.parametrize(("hot_tokens", "promoted"), [(7, 0), (8, 8)])
+def test_what_rows_read_in_cold_fills_the_room_that_hot_got(live, hot_tokens, promoted):
+    """Nobody has asked for it: where it does not fit, no miss is counted."""
+    server = make_server(4, SharedAdmission(min_tokens=4))
+    live(server, Wanting(hot_tokens), move_tokens_per_step=SIZE)
+    for last in (50, 51):
+        admit(server, [*PROMPT, last])
+    server.promote()
+    misses = dict(server.tree.directory.misses)
+    repartition.between_steps(server.scheduler)
+    assert server.allocator.core.hot_tokens == hot_tokens
+    assert server.tree.promoted_tokens == server.allocator.core.hot_used == promoted
+    assert server.tree.directory.misses == misses != {}
+    server.check_rows()
+    server.check_tree()
+
+
 @pytest.mark.parametrize("is_queued", [False, True])
 def test_no_move_takes_the_room_of_a_request_that_was_let_in(live, is_queued):
     server = make_server(10)

@@ -1,7 +1,7 @@
 """Schedules of HOT sizes: followed at the looks, and a policy's own asks give its run again."""
 
 import pytest
-from drift_support import SIZE_TOKENS, loads
+from drift_support import SIZE_TOKENS, load
 from sim_support import real_cost
 
 from granikv.core.policies import make_policy
@@ -13,10 +13,9 @@ from granikv.sim.schedule import Ask, RecordingPolicy, ScheduledPolicy
 CONFIG = ServerConfig(size_tokens=SIZE_TOKENS, hot_fraction=0.2)
 
 
-def steered(policy: RepartitionPolicy, load: str) -> tuple[RunOutcome, MemorySink]:
+def steered(policy: RepartitionPolicy, name: str) -> tuple[RunOutcome, MemorySink]:
     sink = MemorySink()
-    requests = loads(seed=0)[load]
-    return simulate(requests, CONFIG, real_cost(), sink, policies=[policy]), sink
+    return simulate(load(name, 0), CONFIG, real_cost(), sink, policies=[policy]), sink
 
 
 def test_the_boundary_follows_the_schedule() -> None:
