@@ -1,4 +1,6 @@
-"""Writers: GraniKV's canonical JSONL (exact), and plain Mooncake JSONL for other tools."""
+"""Writers: GraniKV's canonical JSONL (exact), plain JSONL for the load driver, and plain Mooncake
+JSONL for other tools.
+"""
 
 import gzip
 import json
@@ -36,6 +38,27 @@ def write_mooncake(requests: Iterable[Request], path: Path, block_size: int) -> 
     """
     blocks = _BlockIds(block_size, path)
     return _write_rows(path, (blocks.row(request) for request in requests))
+
+
+def write_plain(requests: Iterable[Request], path: Path) -> int:
+    """Write what `granikv bench serve --trace` sends, one request a line; the number of requests.
+
+    Sessions and their order are kept; think times, declared prefixes and what is known of outputs
+    are lost.
+    """
+    return _write_rows(path, map(_plain_row, requests))
+
+
+def _plain_row(request: Request) -> dict[str, Any]:
+    row = {
+        "id": request.request_id,
+        "arrival_s": request.arrival_s,
+        "output_tokens": request.output_tokens,
+        "session": request.session,
+        "after": request.after,
+        "prompt": [[run.segment, run.length] for run in request.prompt],
+    }
+    return {name: value for name, value in row.items() if value is not None}
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> int:

@@ -1,10 +1,10 @@
 """soak: everything at once, for long, on a server of ours: `python -m granikv.validate.soak MODEL`.
 
 Shared, nested and unshared prompts, some of them aborted, on pools that are far too small, with
-another hot fraction, admission and dispatch every now and then. SGLang checks at every step and
-every idle moment that no slot is lost and ends the server if one is. With `GRANIKV_CHECK_STEPS`,
-steps are computed twice. Prints one JSON object; exit code 1 where a request had no proper end or a
-checked step differed.
+another hot fraction, admission, dispatch and policy of the boundary every now and then. SGLang
+checks at every step and every idle moment that no slot is lost and ends the server if one is. With
+`GRANIKV_CHECK_STEPS`, steps are computed twice. Prints one JSON object; exit code 1 where a request
+had no proper end or a checked step differed.
 """
 
 import argparse
@@ -22,14 +22,17 @@ import numpy as np
 from granikv.validate.servers import VARIANTS, serving
 
 Choices = Mapping[str, str | float]
-# HOT far too small, COLD far too small, and a plain one; all policies and modes.
+# HOT far too small, COLD far too small, and a plain one; all policies and modes; moving boundaries.
 PHASES: tuple[Choices, ...] = (
     {"hot_fraction": 0.02, "admission": "shared", "dispatch": "cost"},
     {"hot_fraction": 0.6, "admission": "paper", "dispatch": "dense"},
     {"hot_fraction": 0.25, "admission": "value", "dispatch": "cascade"},
     {"hot_fraction": 0.6, "admission": "shared", "dispatch": "threshold"},
     {"hot_fraction": 0.02, "admission": "shared", "dispatch": "cascade_cold"},
+    {"hot_fraction": 0.02, "admission": "value", "dispatch": "cost", "repartition": "watermark"},
+    {"hot_fraction": 0.6, "admission": "shared", "dispatch": "cost", "repartition": "marginal"},
 )
+_LOOKS = {"GRANIKV_POLICY_INTERVAL_S": "0.2", "GRANIKV_MOVE_TOKENS_PER_STEP": "500"}
 _IDLE_S = 2.0  # between phases: SGLang's check runs when it has nothing to do
 _CHECKS = "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"  # 1: a lost slot ends the server
 _ABORTED = 0.15
@@ -171,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     sizes = Sizes(**json.loads(chosen.sizes))
     arguments = {"max_total_tokens": sizes.pool_tokens, **json.loads(chosen.engine)}
-    variant = replace(VARIANTS["granikv"].given(arguments), variables={_CHECKS: "1"})
+    variant = replace(VARIANTS["granikv"].given(arguments), variables={_CHECKS: "1", **_LOOKS})
     phases = PHASES if arguments.get("tp_size", 1) == 1 else list(map(_without_clock, PHASES))
     with serving(variant, chosen.model) as server:
         work = soak(server.client, phases, chosen.requests, sizes, chosen.vocabulary)

@@ -1,5 +1,6 @@
-"""`granikv trace convert`: any trace to GraniKV's canonical form, or to plain Mooncake JSONL."""
+"""`granikv trace convert`: any trace to GraniKV's canonical form, or to one of the plain ones."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -16,8 +17,11 @@ def command(
     out: Annotated[Path, typer.Argument(help="File to write; packed when it ends in .gz.")],
     *,
     to: Annotated[
-        Literal["canonical", "mooncake"],
-        typer.Option(help="canonical keeps everything; mooncake is for other tools."),
+        Literal["canonical", "plain", "mooncake"],
+        typer.Option(
+            help="canonical keeps everything; plain is for bench serve --trace, mooncake for "
+            "other tools."
+        ),
     ] = "canonical",
     to_block_size: Annotated[
         int, typer.Option(min=1, help="Tokens of one block of a mooncake file.")
@@ -26,4 +30,11 @@ def command(
     read: ReadGroup,
 ) -> None:
     """Write a trace in another format."""
-    rewrite(read.open(trace, seed), out, block_size=to_block_size if to == "mooncake" else None)
+    from granikv.traces.writers import write_mooncake, write_plain, write_trace
+
+    writers = {
+        "canonical": write_trace,
+        "plain": write_plain,
+        "mooncake": partial(write_mooncake, block_size=to_block_size),
+    }
+    rewrite(read.open(trace, seed), out, write=writers[to])

@@ -1,5 +1,6 @@
 """rewrite: the shared end of the commands that write a trace."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,11 @@ from granikv.cli.reading import not_empty, report_lines
 from granikv.cli.screen import progress_bar, say
 
 if TYPE_CHECKING:
+    from granikv.traces.request import Request
     from granikv.traces.source import TraceSource
     from granikv.traces.transform import TransformOptions
+
+    Writer = Callable[[Iterable[Request], Path], int]
 
 
 def rewrite(
@@ -18,9 +22,9 @@ def rewrite(
     out: Path,
     transform: "TransformOptions | None" = None,
     seed: int = 0,
-    block_size: int | None = None,
+    write: "Writer | None" = None,
 ) -> None:
-    """Write a trace in the canonical form, or as Mooncake JSONL when a block size is given.
+    """Write a trace, in the canonical form unless told otherwise.
 
     The file appears under its name when it is complete.
 
@@ -29,7 +33,7 @@ def rewrite(
         InterruptError: Ctrl-C.
     """
     from granikv.traces.transform import TransformOptions, apply
-    from granikv.traces.writers import write_mooncake, write_trace
+    from granikv.traces.writers import write_trace
 
     check_new_file(out, source.path)
     requests = not_empty(apply(source, transform or TransformOptions(), seed), source.path)
@@ -37,10 +41,7 @@ def rewrite(
     partial = out.with_name(f".partial-{out.name}")
     try:
         with progress_bar("Writing the trace"):
-            if block_size is None:
-                count = write_trace(requests, partial)
-            else:
-                count = write_mooncake(requests, partial, block_size)
+            count = (write or write_trace)(requests, partial)
         partial.replace(out)
     except KeyboardInterrupt:
         raise InterruptError(f"{out} was not written.") from None

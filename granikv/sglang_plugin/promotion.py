@@ -45,7 +45,8 @@ def promote_read(scheduler: Any) -> None:
     """
     tree: GraniRadixCache = scheduler.tree_cache
     live = cache(lambda: list(live_requests(scheduler)))
-    ends = {req.last_node.id: req.last_node for req in scheduler.running_batch.reqs}
+    rows = [req for req in scheduler.running_batch.reqs if req.req_pool_idx is not None]
+    ends = {req.last_node.id: req.last_node for req in rows}
     for node in ends.values():
         for move in tree.promote(node, is_asked_for=False):
             _carry_out(scheduler, move, live())

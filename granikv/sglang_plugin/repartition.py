@@ -154,7 +154,9 @@ class LiveRepartitioner:
             self.retractions,
         )
         batch = self._scheduler.running_batch
-        segments = shared_tables(self._tree, batch.reqs, least_rows=2).segments
+        # A row that has ended is in the batch for one step more, and has nothing.
+        rows = [req for req in batch.reqs if req.req_pool_idx is not None]
+        segments = shared_tables(self._tree, rows, least_rows=2).segments
         private = (context_tokens(batch) if batch.reqs else 0) - sum(
             segment.rows * segment.length for segment in segments
         )

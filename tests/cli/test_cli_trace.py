@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from granikv.traces.source import open_trace
+from granikv.validate.workloads import from_lines
 
 ROOT = Path(__file__).parents[2]
 MOONCAKE = ROOT / "traces/data/mooncake-conversation.jsonl.gz"
@@ -33,6 +34,25 @@ def test_convert_keeps_every_request(granikv, workload, tmp_path):
     assert ended.code == 0
     assert f"Written: {out}, 40 requests" in ended.out
     assert list(open_trace(out)) == list(open_trace(workload))
+
+
+def test_a_plain_trace_is_what_a_live_server_is_sent(granikv, workload, tmp_path):
+    plain, canonical = tmp_path / "plain.jsonl", tmp_path / "canonical.jsonl"
+    assert granikv("trace", "convert", workload, plain, "--to", "plain").code == 0
+    assert granikv("trace", "convert", workload, canonical).code == 0
+    with plain.open() as lines:
+        sent = list(from_lines(lines, seed=0))
+    kept = list(open_trace(canonical))
+    assert [(one.request_id, one.arrival_s, one.output_tokens) for one in sent] == [
+        (one.request_id, one.arrival_s, one.output_tokens) for one in kept
+    ]
+    assert [len(one.input_ids) for one in sent] == [one.prompt_tokens for one in kept]
+    # Prompts begin alike where their first runs are the same.
+    first = [one.prompt[0] for one in kept]
+    length = min(run.length for run in first)
+    same = {run.segment for run in first}
+    assert len({tuple(one.input_ids[:length]) for one in sent}) == len(same) < len(sent)
+    assert [one.prompt for one in open_trace(plain)] == [one.prompt for one in kept]
 
 
 def test_convert_to_mooncake(granikv, workload, tmp_path):

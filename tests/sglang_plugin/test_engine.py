@@ -45,6 +45,13 @@ STOCK_ROUNDS = [ROUND] * 3 + [HINTED_ROUND]
 DENSE = {"configure": {"dispatch": "dense", "admission": "paper", "hot_fraction": 0.4}}
 COLD = {"configure": {"hot_fraction": 0.00001}}
 SIZE = {"max_total_tokens": 2500}
+LONG_ROUND = {"prompts": PROMPTS, "sampling": GREEDY | {"max_new_tokens": 24}}
+FLIPPING = """
+class Flip:
+    def observe(self, window):
+        large = window.hot_tokens > window.size_tokens // 2
+        return int(window.size_tokens * (0.3 if large else 0.6))
+"""
 SOAK_SIZES = {
     "pool_tokens": 1800,
     "prefix_tokens": 450,
@@ -59,6 +66,8 @@ def runs(tmp_path_factory):
     """All engines, the longest first; each test waits for its own."""
     folder = tmp_path_factory.mktemp("engines")
     engines = Engines(folder, write_model(folder / "model"))
+    (folder / "flip.py").write_text(FLIPPING)
+    same_bits = {"GRANIKV_DETERMINISTIC": "1", "GRANIKV_ADMISSION": "paper"}
     ours, stock = OURS | SIZE, STOCK | SIZE
     try:
         yield {
@@ -71,11 +80,21 @@ def runs(tmp_path_factory):
                 SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY="1",  # a lost slot ends the engine
             ),
             "deterministic": engines.ask(
-                "deterministic",
+                "deterministic", ours, [ROUND] * 2 + [COLD] + [ROUND] * 2, **same_bits
+            ),
+            "still": engines.ask(
+                "still", ours, [LONG_ROUND] * 3, GRANIKV_HOT_FRACTION="0.3", **same_bits
+            ),
+            "moving": engines.ask(
+                "moving",
                 ours,
-                [ROUND] * 2 + [COLD] + [ROUND] * 2,
-                GRANIKV_DETERMINISTIC="1",
-                GRANIKV_ADMISSION="paper",
+                [LONG_ROUND] * 3,
+                GRANIKV_HOT_FRACTION="0.3",
+                GRANIKV_REPARTITION=f"{folder}/flip.py:Flip",
+                GRANIKV_POLICY_INTERVAL_S="0.001",
+                GRANIKV_MOVE_TOKENS_PER_STEP="16",
+                SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY="1",
+                **same_bits,
             ),
             "stock": engines.ask("stock", stock, STOCK_ROUNDS),
             "observed": engines.ask("observed", stock, STOCK_ROUNDS, record=True),
@@ -167,6 +186,22 @@ def test_deterministic_answers_are_the_same_bits_with_and_without_slabs(runs):
     in_hot = [_total(requests, "hot_tokens") for requests, _ in _phases(ended)]
     assert in_hot[1] >= SHARING * SHARED_TOKENS
     assert in_hot[2:] == [0, 0]
+
+
+def test_answers_are_the_same_bits_while_the_boundary_moves(runs):
+    still, moving = _ended_well(runs, "still"), _ended_well(runs, "moving")
+    # In the first round what is prefilled together hangs on the clock.
+    for answers, same in zip(moving.answers[1:], still.answers[1:], strict=True):
+        assert _tokens(answers) == _tokens(same)
+        assert [one["logprobs"] for one in answers] == [one["logprobs"] for one in same]
+    sizes = [int(size) for size in re.findall(r"HOT has (\d+) tokens now", moving.log)]
+    assert {750, 1500} <= set(sizes)
+    assert len(sizes) >= 6
+    moved = _total(moving.steps(), "migrated_tokens") - _total(still.steps(), "migrated_tokens")
+    assert moved > 0
+    assert max(step["migrated_tokens"] for step in moving.steps() if step["kind"] == "decode") > 0
+    for ended in (still, moving):
+        assert _total(_phases(ended)[2][0], "hot_tokens") >= SHARING * SHARED_TOKENS
 
 
 def test_checked_steps_find_no_difference(runs):

@@ -240,6 +240,9 @@ def test_a_window_says_what_happened_since_the_last_one(live):
     server.scheduler.waiting_queue.append(
         SimpleNamespace(origin_input_ids=list(range(30)), sampling_params=None)
     )
+    # A row that has ended stays in the batch for one step more.
+    gone = SimpleNamespace(req_pool_idx=None, last_node=server.running[0].last_node, seqlen=0)
+    server.running.append(gone)
     adder = SimpleNamespace(tree_cache=server.tree)
     repartition._after_add_one_req(AddReqResult.NO_TOKEN, adder)
     repartition._after_add_one_req(AddReqResult.CONTINUE, adder)
