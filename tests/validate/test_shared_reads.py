@@ -64,6 +64,10 @@ def test_a_told_segment_is_what_is_hot_of_its_own_prefix() -> None:
     found, private = reads.at(_step(3 * 1000 + 50, (hot,)))
     assert found == (hot, Segment(0, 1000, 3))
     assert private == 50
+    # With three readers the same length is the long one's.
+    hot = Segment(7, 500, 3)
+    found, _ = reads.at(_step(3 * 500 + 2 * 500 + 50, (hot,)))
+    assert set(found) == {hot, Segment(0, 500, 3), Segment(0, 500, 2)}
     # 600 tokens do not fit into the short one, whoever reads them.
     hot = Segment(7, 600, 2)
     found, _ = reads.at(_step(3 * 400 + 2 * 500 + 50, (hot,)))
