@@ -364,14 +364,14 @@ class StepCost:
         extra = cascades_ns - self._launch_ns
         return shifted(self.paged.line(rows), share, reads, self.model.layers, extra)
 
-    def _whole_waves(self, rows: float, segments: tuple[Segment, ...]) -> float:
+    def _whole_waves(self, rows: float, segments: tuple[Segment, ...], share: float) -> float:
         """Whole waves of work over the work there is, where a stock engine's rows are alike.
 
         FlashAttention-3 gives a row of one kv head to one SM (split-KV only below
         `_UNSPLIT_OCCUPANCY` of them: hopper/heuristics.h, num_splits_heuristic). Rows behind one
         long prefix end together; rows of unlike length fill each other's gaps.
         """
-        if not self.is_stock or len(segments) != 1 or segments[0].rows < _ALIKE * rows:
+        if not self.is_stock or len(segments) != 1 or segments[0].rows * share < _ALIKE * rows:
             return 1.0
         waves = rows * self.heads.kv / self.hardware.sm_count
         return math.ceil(waves) / waves if waves >= _UNSPLIT_OCCUPANCY else 1.0
@@ -380,7 +380,7 @@ class StepCost:
         self, rows: float, segments: tuple[Segment, ...], plan: StepPlan, share: float
     ) -> Pieces:
         """All layers' attention for `rows` rows with `share` of private tokens and segment rows."""
-        stretch = self._whole_waves(rows, segments)
+        stretch = self._whole_waves(rows, segments, share)
         if stretch > 1.0:
             # The last wave takes as long as if it were full.
             rows, share = rows * stretch, share * stretch

@@ -46,7 +46,9 @@ class ConstantCost(StepCost):
     def decode(self, shape: StepShape, plan: StepPlan) -> DecodeLine:
         return DecodeLine(0.0, 0.0, 0.0, ((0.0, float(STEP_NS), 0.0),))
 
-    def extend(self, extend_lens: Sequence[int], prefix_lens: Sequence[int]) -> ExtendCost:
+    def extend(
+        self, extend_lens: Sequence[int], prefix_lens: Sequence[int], padded_tokens: int = 0
+    ) -> ExtendCost:
         total = EXTEND_NS + EXTEND_NS_PER_TOKEN * sum(extend_lens)
         return ExtendCost(total, 0.0, float(total), 0.0, 0.0)
 

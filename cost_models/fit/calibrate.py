@@ -9,6 +9,7 @@ import polars as pl
 
 from granikv.core.errors import ConfigError
 from granikv.cost_models.fit.extend_terms import find_extend
+from granikv.cost_models.fit.fused import with_values
 from granikv.cost_models.fit.held_out import summarise
 from granikv.cost_models.fit.recorded_steps import (
     RecordedRun,
@@ -108,14 +109,19 @@ def calibrate(
 def _find(
     runs: Sequence[RecordedRun], params: GpuParams, hardware: Hardware
 ) -> tuple[Finding, ...]:
-    """Every finding; host time first, because all others rest on it."""
-    decodes = price_decodes(runs, params, hardware)
-    host = find_host(decodes)
+    """Every finding; host time first, because all others rest on it, and what a private pass takes
+    before what rows share in it.
+    """
+    # Dense passes at the rate that they have alone: what is found is a share of that one.
+    alone = with_values(params, {"dense_step_efficiency": 1.0})
+    decodes = price_decodes(runs, alone, hardware)
+    host, attention = find_host(decodes), find_attention(decodes)
+    found = apply(params, [host, attention])
     return (
         host,
-        find_shared_pages(runs, decodes, apply(params, [host]), hardware),
-        find_attention(decodes),
-        find_rereads(runs, decodes, apply(params, [host]), hardware),
+        find_shared_pages(runs, decodes, found, hardware),
+        attention,
+        find_rereads(runs, decodes, found, hardware),
         find_extend(runs, params, hardware),
     )
 

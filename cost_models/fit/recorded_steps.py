@@ -25,6 +25,7 @@ _PARTS = {
     "other_ns": pl.Float64(),
     "layers": pl.Int64(),
     "prefix_ns": pl.Float64(),
+    "launch_ns": pl.Float64(),
     "cascade_ns": pl.Float64(),
     "token_ns": pl.Float64(),
     "is_fused": pl.Boolean(),
@@ -78,9 +79,10 @@ def price_decodes(
 
     Added columns: `mode` (of all its segments, or `mixed`, or `unshared`), `length` of the longest
     segment, `predicted_ns`, and for a fit of GraniKV's attention `other_ns` (matrix products and
-    collectives), `layers`, `prefix_ns` (dense passes, all layers), `cascade_ns`, `token_ns` (all
-    layers' private reads at the peak) and `is_fused`; `is_fitted` where these are the whole step,
-    `reads_shared` where rows read common tokens there too. Steps under a row split are left out.
+    collectives), `layers`, `prefix_ns` (dense passes, all layers) and `launch_ns` (their launches,
+    a part of it), `cascade_ns`, `token_ns` (all layers' private reads at the peak) and `is_fused`;
+    `is_fitted` where these are the whole step, `reads_shared` where rows read common tokens there
+    too. Steps under a row split are left out.
     """
     return pl.concat([_priced(run, params, hardware) for run in runs])
 
@@ -105,6 +107,7 @@ def _parts_of(step: dict[str, Any], cost: StepCost) -> tuple[Any, ...]:
     line = cost.decode(shape, plan)
     is_fused = plan.launch is Launch.FUSED and bool(modes - {Mode.PAGED})
     prefix_ns = cost.fused_parts_ns(shape, plan)[0] if is_fused else 0.0
+    launch_ns = cost.model.layers * cost.dense.latency_ns if Mode.DENSE in modes else 0.0
     cascade_ns = cost.cascades_ns(shape, plan) if is_fused else 0.0
     token_ns = shape.private_tokens * cost.model.layers * cost.heads.kv_bytes
     return (
@@ -114,6 +117,7 @@ def _parts_of(step: dict[str, Any], cost: StepCost) -> tuple[Any, ...]:
         line.gemm_ns + line.collective_ns,
         cost.model.layers,
         prefix_ns,
+        launch_ns if is_fused else 0.0,
         cascade_ns,
         token_ns / (cost.hardware.hbm_bytes_per_s * 1e-9),
         is_fused,

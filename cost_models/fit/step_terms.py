@@ -68,9 +68,9 @@ def find_attention(decodes: pl.DataFrame) -> Finding:
     A step without segments is `other + layers * (latency + row * rows) + reads / efficiency`, a
     fused one `other + layers * fused latency` and the longer of its dense passes and its private
     pass without its launch (cascades included), and a share of the shorter one; dense passes take
-    longer than alone by one factor. All steps of one kind (run, mode, length and octaves of rows
-    and private tokens) count together as one: an hour of a batch is no more evidence than a minute
-    of it. Kinds of a few steps, between two batches, count not.
+    longer than alone by one factor, their launches do not. All steps of one kind (run, mode, length
+    and octaves of rows and private tokens) count together as one: an hour of a batch is no more
+    evidence than a minute of it. Kinds of a few steps, between two batches, count not.
     """
     octaves = [pl.col(name).log(2.0).floor() for name in ("rows", "private_tokens")]
     alike = pl.len().over(*_KIND, *octaves)
@@ -82,15 +82,15 @@ def find_attention(decodes: pl.DataFrame) -> Finding:
             f"segments and {fused} fused ones."
         )
         return Finding({}, steps.height, text)
-    names = ("gpu_ns", "other_ns", "layers", "rows", "prefix_ns", "cascade_ns", "token_ns")
-    gpu, other, layers, rows, prefix, cascades, reads = (
-        steps[name].to_numpy().astype(np.float64) for name in names
+    names = ("gpu_ns", "other_ns", "layers", "rows", "prefix_ns", "launch_ns", "cascade_ns")
+    gpu, other, layers, rows, prefix, launch, cascades, reads = (
+        steps[name].to_numpy().astype(np.float64) for name in (*names, "token_ns")
     )
     is_fused, weight = steps["is_fused"].to_numpy(), 1 / np.sqrt(steps["alike"].to_numpy())
 
     def error(x: FloatArray) -> FloatArray:
         latency, row, stretch, fused_latency, share, dense = x * _ATTENTION_SCALE
-        passes = dense * prefix
+        passes = launch + dense * (prefix - launch)
         private = layers * row * (rows - 1) + reads * stretch + cascades
         alone = layers * (latency + row) + private
         both = np.maximum(passes, private) + share * np.minimum(passes, private)

@@ -2,7 +2,7 @@
 
 import math
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,15 @@ def bucket_start(bucket: int) -> int:
     while start > 1 and bucket_of(start - 1) >= bucket:
         start -= 1
     return max(1, start)
+
+
+@cache
+def _mixes(segments: int) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """`[mixes, segments]` modes with one that is not paged, and `[mixes, 3 * segments]` whether a
+    segment has a mode.
+    """
+    modes = np.array(list(product(range(3), repeat=segments))[1:], np.intp)
+    return modes, np.eye(3)[modes].reshape(len(modes), -1)
 
 
 class CellGrid:
@@ -104,51 +113,40 @@ class CellGrid:
         columns += [modes == 2 for modes in self.fused_modes]
         self.packed = np.column_stack(columns)
 
-    def refine(
-        self, cells: NDArray[np.intp], modes: NDArray[np.intp], own_private_ns: float
+    def best_mix(
+        self, cells: NDArray[np.intp], own_private_ns: float
     ) -> tuple[NDArray[np.intp], float]:
-        """Change one segment's mode at a time while that lowers the fused time of both sums.
+        """Modes of a few segments with the least fused time of both sums, of all that there are.
 
-        Ends with at least one segment that is not paged, if any is HOT: an all-paged step is the
-        stock engine's and is never launched fused.
+        At least one segment is not paged, if any is HOT: an all-paged step is the stock engine's
+        and is never launched fused.
         """
-        hot = [place for place, cell in enumerate(cells) if cell < self.prefix.shape[1] // 2]
-        prefix: list[list[float]] = self.prefix[:, cells].tolist()
-        private: list[list[float]] = self.private[:, cells].tolist()
-        chosen: list[int] = modes.tolist()
-        prefix_ns = sum([prefix[mode][i] for i, mode in enumerate(chosen)])
-        private_ns = own_private_ns + sum([private[mode][i] for i, mode in enumerate(chosen)])
-        n_dense = chosen.count(2)
-        while hot:
-            is_paged = not any(chosen)
-            best_ns = math.inf if is_paged else self.fused_ns(prefix_ns, private_ns, n_dense)
-            flip = None
-            for i in hot:
-                rest_prefix = prefix_ns - prefix[chosen[i]][i]
-                rest_private = private_ns - private[chosen[i]][i]
-                rest_dense = n_dense - (chosen[i] == 2)
-                for mode in range(1, 3) if is_paged else range(3):
-                    time_ns = self.fused_ns(
-                        rest_prefix + prefix[mode][i],
-                        rest_private + private[mode][i],
-                        rest_dense + (mode == 2),
-                    )
-                    if time_ns < best_ns * (1 - 1e-9):
-                        best_ns, flip = time_ns, (i, mode)
-            if flip is None or (flip[1] == 0 and sum(map(bool, chosen)) == 1):
-                break
-            i, mode = flip
-            prefix_ns += prefix[mode][i] - prefix[chosen[i]][i]
-            private_ns += private[mode][i] - private[chosen[i]][i]
-            n_dense += (mode == 2) - (chosen[i] == 2)
-            chosen[i] = mode
-        return np.array(chosen, np.intp), self.fused_ns(prefix_ns, private_ns, n_dense)
+        modes = np.zeros(len(cells), np.intp)
+        is_hot = cells < self.prefix.shape[1] // 2
+        own_private_ns += float(self.private[0, cells[~is_hot]].sum())
+        if not is_hot.any():
+            return modes, self.fused_ns(0.0, own_private_ns, 0)
+        hot = cells[is_hot]
+        mixes, is_chosen = _mixes(len(hot))
+        prefix_ns = is_chosen @ self.prefix[:, hot].T.ravel()
+        private_ns = own_private_ns + is_chosen @ self.private[:, hot].T.ravel()
+        prefix_ns += self.pass_latency_ns[2] * (mixes == 2).any(axis=1)
+        exposed = self._table.fused_exposed_share * np.minimum(prefix_ns, private_ns)
+        times = np.maximum(prefix_ns, private_ns) + exposed
+        best = int(times.argmin())
+        modes[is_hot] = mixes[best]
+        return modes, float(times[best])
 
     def fused_ns(self, prefix_ns: float, private_ns: float, n_dense: float) -> float:
         """Time of a fused launch without its latency; a dense pass has one of its own."""
         if n_dense:
             prefix_ns += self.pass_latency_ns[2]
         return self._table.overlapped_ns(prefix_ns, private_ns)
+
+    def own_pass_ns(self, modes: NDArray[np.intp], cells: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Of each segment, the work that is for all of its rows at once; none where it is paged."""
+        alone = self.prefix[modes, cells] + self.private[modes, cells]
+        return np.where(modes == 0, 0.0, alone)
 
     def cells(self, segments: tuple[Segment, ...]) -> NDArray[np.intp]:
         """Index of the cell that holds each segment's (length, rows)."""

@@ -12,6 +12,7 @@ import math
 from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granikv.core.cell_grid import N_FUSED, N_SERIAL, CellGrid, bucket_of, bucket_start
 from granikv.core.cost_table import CostTable
@@ -27,8 +28,9 @@ READS_COLD: frozenset[DispatchChoice] = frozenset({"cascade_global", "cascade_co
 RowSplit = Literal["auto", "off", "always"]
 DISPATCH_CHOICES: tuple[str, ...] = get_args(DispatchChoice)
 
-# With so few segments one of them weighs much, and the grid's weights alone may miss the best mix.
-_REFINED_SEGMENTS = 8
+# With so few segments one of them weighs much, and the grid's weights may miss the best mix: every
+# mix is tried. Eight segments have 6,560.
+_TRIED_SEGMENTS = 8
 # Few segments come back in the same shape again and again; many hardly ever, and hashing them costs
 # as much as planning them.
 _MEMO_SEGMENTS = 8
@@ -148,23 +150,32 @@ class Dispatcher:
                 best_ns, modes = serial_ns, grid.serial_modes[choice].take(cells)
 
         if table.fused_latency_ns is not None:
-            first = 1 + 3 * N_SERIAL
-            prefix, private, dense = (
-                sums[first + N_FUSED * part : first + N_FUSED * (part + 1)] for part in range(3)
-            )
-            fused_ns = [
-                grid.fused_ns(own_pass, paged + private_ns, n_dense)
-                for own_pass, paged, n_dense in zip(prefix, private, dense, strict=True)
-            ]
-            chosen = min(range(N_FUSED), key=fused_ns.__getitem__)
-            fused_modes, refined_ns = grid.fused_modes[chosen].take(cells), fused_ns[chosen]
-            if len(cells) <= _REFINED_SEGMENTS:
-                fused_modes, refined_ns = grid.refine(cells, fused_modes, private_ns)
-            if table.fused_latency_ns + refined_ns < best_ns:
+            fused_modes, fused_ns = self._fused(cells, sums, private_ns)
+            if table.fused_latency_ns + fused_ns < best_ns:
                 modes, launch = fused_modes, Launch.FUSED
         if modes is None or not modes.any():
             return StepPlan((Mode.PAGED,) * len(shape.segments))
         return StepPlan(tuple(map(_MODES.__getitem__, modes.tolist())), launch)
+
+    def _fused(
+        self, cells: NDArray[np.intp], sums: list[float], private_ns: float
+    ) -> tuple[NDArray[np.intp], float]:
+        """The best modes of a fused launch and its time without its latency; `sums` are of
+        `CellGrid.packed`.
+        """
+        grid = self._grid
+        if len(cells) <= _TRIED_SEGMENTS:
+            return grid.best_mix(cells, private_ns)
+        first = 1 + 3 * N_SERIAL
+        prefix, private, dense = (
+            sums[first + N_FUSED * part : first + N_FUSED * (part + 1)] for part in range(3)
+        )
+        times = [
+            grid.fused_ns(own_pass, paged + private_ns, n_dense)
+            for own_pass, paged, n_dense in zip(prefix, private, dense, strict=True)
+        ]
+        chosen = min(range(N_FUSED), key=times.__getitem__)
+        return grid.fused_modes[chosen].take(cells), times[chosen]
 
     def _private_ns(self, shape: StepShape) -> float:
         """Time of the private pass, at the middle of its tokens' bucket."""
@@ -197,8 +208,9 @@ class Dispatcher:
         if shape.segments:
             modes = np.asarray(plan.modes, np.intp)
             halves = tuple(s._replace(rows=max(1, s.rows // 2)) for s in shape.segments)
-            whole_ns = grid.prefix[modes, grid.cells(shape.segments)]
-            half_ns = grid.prefix[modes, grid.cells(halves)]
+            whole_ns, half_ns = (
+                grid.own_pass_ns(modes, grid.cells(part)) for part in (shape.segments, halves)
+            )
             rereads = float((2 * half_ns - whole_ns).clip(0.0).sum()) * table.num_layers
         if self.row_split == "always" or max(compute + rereads, collectives) < whole:
             return StepPlan(plan.modes, plan.launch, (burst, follow))

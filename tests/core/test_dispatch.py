@@ -154,6 +154,8 @@ _ALIKE = _shape(
     Segment(26326, 24325, 2),
 )
 _SMALL = _shape(1, 3, 6, Segment(1, 43, 2))
+# Alone none of both segments is better anywhere else: both must change at once.
+_PARTED = _shape(2, 2, 1, Segment(1, 16_384, 2), Segment(16_385, 65_536, 2))
 
 
 @settings(max_examples=300)
@@ -176,28 +178,26 @@ def test_cost_is_never_worse_than_a_fixed_choice(case: tuple[int, bool, StepShap
 @example((1, True, _ALIKE))
 @example((1, True, _SMALL))
 def test_cost_is_as_good_as_the_best_of_all_plans(case: tuple[int, bool, StepShape]) -> None:
-    """Exactly for two calls. The modes of a fused launch are found by descent from the best of a
-    few mixes, which may end in a local minimum: 9.8 % above the least time at worst in 2,100 random
-    shapes for each of three GPUs and models, so 10 % are allowed.
-    """
+    """Exactly: of so few segments every mix of a fused launch is tried too."""
     setup, fused, shape = case
     objective = _Objective(_table(setup, fused=fused), shape)
     plan = _dispatcher(setup, "cost", fused=fused).plan(shape)
-    assert objective.of(plan) <= objective.best(shape) * (1.1 if fused else 1 + 1e-9)
+    assert objective.of(plan) <= objective.best(shape) * (1 + 1e-9)
 
 
 @settings(max_examples=200)
 @given(_shapes(), st.sampled_from([0.0, 0.1, 0.4, 1.0]))
 @example((1, True, _ALIKE), 0.4)
+@example((2, True, _PARTED), 0.0)
 def test_cost_is_as_good_whatever_a_launch_leaves_exposed(
     case: tuple[int, bool, StepShape], share: float
 ) -> None:
-    """As the two tests above: no worse than a fixed choice, at most 10 % off the best."""
+    """As the two tests above: no worse than a fixed choice, nor than any other plan."""
     setup, _, shape = case
     table = _table_exposing(setup, share)
     objective = _Objective(table, shape)
     cost_ns = objective.of(Dispatcher(table, "cost", "off").plan(shape))
-    assert cost_ns <= objective.best(shape) * 1.1
+    assert cost_ns <= objective.best(shape) * (1 + 1e-9)
     for choice in ("paged", "cascade", "dense", "threshold"):
         fixed_ns = objective.of(Dispatcher(table, choice, "off").plan(shape))
         assert cost_ns <= fixed_ns * (1 + 1e-9)
@@ -321,8 +321,9 @@ def test_a_row_split_needs_collectives_and_a_gain(case: tuple[int, bool, StepSha
     )
     whole_terms, half_terms = (_Objective(table, of).terms for of in (shape, halves))
     rereads = sum(
-        max(0.0, 2 * half_terms[i][mode][0] - whole_terms[i][mode][0])
+        max(0.0, 2 * sum(half_terms[i][mode]) - sum(whole_terms[i][mode]))
         for i, mode in enumerate(plan.modes)
+        if mode != Mode.PAGED
     )
     assert max(compute + table.num_layers * rereads, collective) < whole * (1 + 1e-9)
 

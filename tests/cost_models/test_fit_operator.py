@@ -12,7 +12,8 @@ from granikv.core.step import Mode
 from granikv.cost_models.fit import own_rows
 from granikv.cost_models.fit.dense import fit_dense
 from granikv.cost_models.fit.fused import fit_cascade, fit_fused, slowed, with_values, work_ns
-from granikv.cost_models.fit.operator_terms import operator_items
+from granikv.cost_models.fit.operator_terms import _PRIVATE_PASS, operator_items
+from granikv.cost_models.fit.rereads import fit_rereads
 from granikv.cost_models.fit.saturation import fit_saturation
 from granikv.cost_models.hardware import load_hardware
 from granikv.cost_models.ideal import Peaks
@@ -282,3 +283,50 @@ def test_items_are_parameters_with_their_evidence(read: Read) -> None:
 def test_rows_without_our_operator_give_nothing(read: Read) -> None:
     assert operator_items(read([_row("fa3")]), PARAMS, H200) == {}
     assert operator_items(read_own([]), PARAMS, H200) == {}
+
+
+def _private_passes(share: float) -> list[dict[str, object]]:
+    """Calls of the private pass alone that take 9 us, 4 KiB/ns of what is read first, and a share
+    of that time of all that is read again.
+    """
+    return [
+        _row(
+            "granikv_stream_paged",
+            9 + 512 * heads[1] / 4096e3 * (first + share * (rows * length - prefixes * length)),
+            heads,
+            rows,
+            [[1 + i * length, length, rows // prefixes] for i in range(prefixes)],
+            private,
+        )
+        for heads in (LLAMA, QWEN_TP2)
+        for rows in (32, 64, 256)
+        for length in LENGTHS
+        for prefixes in (1, 4)
+        for private in (64, 1024)
+        for first in (rows * private + prefixes * length,)
+    ]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_further_reads_cost_the_share_that_private_passes_show(share: float, read: Read) -> None:
+    rows = _private_passes(share)
+    # Fewer than eight readers leave the card half empty and count not; nor do other kernels.
+    few = [_row("granikv_stream_paged", 9e3, rows=4, segments=[[1, 8192, 4]])] * 3
+    others = [_row("fa3", 5e3), _row("granikv_fused_cascade", 5e3)]
+    own = read(rows + few + others)
+    fit = fit_rereads(own_rows.operator_rows(own).filter(pl.col("backend") == _PRIVATE_PASS))
+    assert fit.share == pytest.approx(share, abs=2e-3)
+    assert fit.rows == len(rows)
+    assert fit.residual < 1e-3
+    assert fit.error.shapes == 6
+    item = operator_items(own, PARAMS, H200)["private_reread_share"]
+    assert item["value"] == pytest.approx(share, abs=2e-3)
+    assert item["provenance"] == "fitted"
+
+
+def test_one_call_in_ten_that_took_twice_as_long_moves_the_share_little(read: Read) -> None:
+    rows = _private_passes(0.3)
+    for row in rows[::10]:
+        row["times_us"] = [2 * time for time in row["times_us"]]  # type: ignore[attr-defined]
+    fit = fit_rereads(own_rows.operator_rows(read(rows)))
+    assert fit.share == pytest.approx(0.3, abs=0.03)

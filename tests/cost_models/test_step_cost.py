@@ -250,7 +250,7 @@ def test_two_call_adds_passes_and_a_merge(cost: StepCost) -> None:
     segments = (Segment(1, 8192, 128), Segment(20_000, 4096, 128), Segment(40_000, 512, 8))
     shape = _shape(cost, 256, 65_536, segments)
     dense = sum(max(cost.dense.ns(length, 128)) for length in (8192, 4096))
-    cascade = roofline.cascade_pass(rates, heads, 512, 8)
+    cascade = roofline.cascade_pass(rates, heads, 512, 8, batch_rows=256)
     layer = (
         _private_ns(cost, 256, 65_536)
         + (dense + cost.pass_latency_ns(Mode.DENSE))
@@ -266,27 +266,29 @@ def test_two_call_adds_passes_and_a_merge(cost: StepCost) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("private", [20_000, 65_536, 300_000, 3_000_000])
 def test_fused_overlaps_passes_but_for_a_share(share: float, private: int, mode: Mode) -> None:
-    """The longer of prefix and private passes and a share of the shorter one, after one launch; a
-    dense pass is a launch of its own, whatever it runs beside.
+    """The longer of dense and private passes and a share of the shorter one, after one launch; a
+    dense pass is a launch of its own, whatever it runs beside, and cascades ride in the private
+    pass: with no dense one there is nothing to overlap.
     """
     cost = _with(H200, fused_exposed_share=share)
     rates, heads = cost.rates, cost.heads
     segments = (Segment(1, 16_384, 256), Segment(20_000, 3000, 64), Segment(0, 700, 32))
     shape = _shape(cost, 256, private, segments)
-    passes = [max(roofline.cascade_pass(rates, heads, 3000, 64))]
+    dense, cascades = 0.0, max(roofline.cascade_pass(rates, heads, 3000, 64, batch_rows=256))
     if mode is Mode.DENSE:
-        passes += [max(cost.dense.ns(16_384, 256)), cost.dense.latency_ns]
+        dense = max(cost.dense.ns(16_384, 256)) + cost.dense.latency_ns
     else:
-        passes += [max(roofline.cascade_pass(rates, heads, 16_384, 256))]
+        cascades += max(roofline.cascade_pass(rates, heads, 16_384, 256))
     reads = 32 * 700 * cost.share_cost.of(32, 256, 700)
-    own = _private_ns(cost, 256, private + reads) - _private_ns(cost, 1, 0)
-    layer = rates.fused_latency_ns + max(sum(passes), own) + share * min(sum(passes), own)
+    own = _private_ns(cost, 256, private + reads) - _private_ns(cost, 1, 0) + cascades
+    layer = rates.fused_latency_ns + max(dense, own) + share * min(dense, own)
     expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * layer
     plan = StepPlan((mode, Mode.CASCADE, Mode.PAGED), Launch.FUSED)
     assert cost.step_ns(shape, plan) == pytest.approx(expected, abs=2)
     prefix_ns, private_ns = cost.fused_parts_ns(shape, plan)
-    assert prefix_ns == pytest.approx(32 * sum(passes))
+    assert prefix_ns == pytest.approx(32 * dense)
     assert private_ns == pytest.approx(32 * own)
+    assert cost.cascades_ns(shape, plan) == pytest.approx(32 * cascades)
 
 
 def test_paper_tpot_at_the_headline_cell() -> None:

@@ -100,7 +100,8 @@ def _steady(count: int) -> list[Request]:
 
 
 def test_growth_makes_room_in_a_cache_that_is_full() -> None:
-    config = ServerConfig(size_tokens=4000, hot_fraction=0.1, policy_interval_s=0.5)
+    # After 2.5 s 50 requests have left 140 tokens each, twice what COLD holds.
+    config = ServerConfig(size_tokens=4000, hot_fraction=0.1, policy_interval_s=2.5)
     with _policy(_Targets([0.4])) as copied:
         bench = Bench(_steady(100), config, real_cost()).run()
     assert bench.pools.allocator.hot_tokens == 1600

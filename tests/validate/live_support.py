@@ -71,7 +71,10 @@ def write_run(
         trace="made",
         flags={
             "variant": variant,
-            "engine": {"max_running_requests": 64},
+            "engine": {
+                "max_running_requests": 64,
+                "disable_prefill_cuda_graph": not config.prefill_graphs,
+            },
             "variables": {f"GRANIKV_{k.upper()}": str(v) for k, v in settings.items()},
             "hot_tokens_known": len(requests),
         },

@@ -105,9 +105,14 @@ def test_extends_are_priced_where_their_parts_are_known(tmp_path: Path):
     row = run.steps.filter(pl.col("kind") == "extend").head(1)
     told = row.with_columns(plan_json=pl.lit('{"extend": [[300, 4096], [40, 0]]}'))
     found = step_times(replace(run, steps=told), cost())
-    want_us = cost().extend([300, 40], [4096, 0]).total_ns / 1e3
+    # 340 new tokens run as the graph of 352; a server without such graphs runs them as they are.
+    want_us = cost().extend([300, 40], [4096, 0], 352).total_ns / 1e3
     assert found.table["mode"].to_list() == ["extend"]
     assert found.table["predicted_us"].to_list() == [pytest.approx(want_us)]
+    flags = run.header.flags | {"engine": {"disable_prefill_cuda_graph": True}}
+    eager = replace(run, steps=told, header=run.header.model_copy(update={"flags": flags}))
+    want_us = cost().extend([300, 40], [4096, 0]).total_ns / 1e3
+    assert step_times(eager, cost()).table["predicted_us"].to_list() == [pytest.approx(want_us)]
     unknown = row.with_columns(plan_json=pl.lit("{}"))
     assert sum(step_times(replace(run, steps=unknown), cost()).skipped.values()) == 1
 

@@ -188,5 +188,8 @@ def _told(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _has_prefill_graphs(told: Mapping[str, Any]) -> bool:
-    """What is not said is as `granikv bench serve` starts its servers."""
-    return not told.get("disable_prefill_cuda_graph", COMMON["disable_prefill_cuda_graph"])
+    """What is not said is as `granikv bench serve` starts its servers; without any graph there are
+    none of prefill.
+    """
+    flag = "disable_prefill_cuda_graph"
+    return not (told.get("disable_cuda_graph") or told.get(flag, COMMON[flag]))

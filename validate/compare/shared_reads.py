@@ -92,17 +92,21 @@ class SharedReads:
         tokens = int(str(step["private_tokens"]))
         if not self._readers:
             return told, tokens
-        found = list(told)
-        for length, rows in self._elsewhere(told, float(str(step["start_s"]))):
-            # A row that has just ended decodes once more, so counts may be off by one.
-            rows = min(rows, int(str(step["rows"])), tokens // length)
+        found, left = list(told), int(str(step["rows"]))
+        for length, readers in self._elsewhere(told, float(str(step["start_s"]))):
+            # A row that has just ended decodes once more, so counts may be off by one; a row is
+            # behind one prefix.
+            rows = min(readers, left)
+            left -= rows
+            rows = min(rows, tokens // length) if length else 0
             if rows > 1:
                 found.append(Segment(0, length, rows))
                 tokens -= rows * length
         return tuple(found), tokens
 
     def _elsewhere(self, told: tuple[Segment, ...], time_s: float) -> list[tuple[int, int]]:
-        """`(length, rows)` of what rows share at a moment and no segment says.
+        """`(length, rows)` of what rows share of each prefix at a moment and no segment says; the
+        length is 0 where segments say it all.
 
         A segment does not say whose it is: it is taken from the prefix whose readers are nearest
         in number, of those that are long enough.
@@ -113,7 +117,7 @@ class SharedReads:
             if fitting:
                 nearest = min(fitting, key=lambda one: abs(one[1] - segment.rows))
                 nearest[0] -= segment.length
-        return [(length, rows) for length, rows in left if length]
+        return [(length, rows) for length, rows in left]
 
 
 def _plan(told: str, segments: int) -> StepPlan:
