@@ -114,19 +114,20 @@ class PrivatePass:
 
 class RereadCost:
     """What a token that several rows read in GraniKV's private pass costs each of them, as a share
-    of a private token: the first of them brings it from memory, the others find it in L2.
+    of a private token.
 
-    Rows of one prefix are neighbours in time there (the pass goes through all rows' tokens in
-    pieces of equal length), so that neither their number nor the length matters beside that.
+    Memory is read once for all of them and L2 once for each: the slower one counts. Rows of one
+    prefix are neighbours in time (the pass goes through all rows' tokens in pieces of equal
+    length), so that neither their number beyond that nor the length matters.
     """
 
     def __init__(self, share: float) -> None:
-        """`share`: what a further read costs, of a read from memory."""
+        """`share`: what a read from L2 costs, of a read from memory."""
         self._share = share
 
     def of(self, sharers: float, rows: float, length: int) -> float:
         """The share when `sharers` rows read the same tokens."""
-        return self._share + (1.0 - self._share) / max(1.0, sharers)
+        return max(self._share, 1.0 / max(1.0, sharers))
 
 
 class ExtendTime:

@@ -43,7 +43,7 @@ _WHAT = {
     "shared_page_cost": "the surface of kernel rows times one factor",
     "host_extend_ns": "what an extend step without a CUDA graph takes whatever it computes",
     "host_extend_graph_ns": "what one with a CUDA graph takes beside that graph's tokens",
-    "private_reread_share": "what a token that another row reads too costs in the private pass",
+    "private_reread_share": "what a read from L2 costs in the private pass, of one from memory",
     "extend_step_efficiency": "share of its kernels' rates that an extend step reaches",
 }
 _NOTE = " Terms of whole steps rest on "

@@ -103,8 +103,8 @@ def _reread_item(paged: pl.DataFrame) -> dict[str, Any]:
         "unit": "share",
         "provenance": "fitted",
         "source": f"{own_rows.source_of(paged)}: {fit.rows} batches by GraniKV's private pass "
-        "alone, whose rows have tokens in common: what a read costs that is no token's first, of "
-        "one that is. It is the error of whole calls that is given",
+        "alone, whose rows have tokens in common: what a read of those costs, of a private one. "
+        "It is the error of whole calls that is given",
         "rows_used": fit.rows,
         "rel_error": rounded(max(0.05, 1.4826 * error.median)),
         "residual": rounded(fit.residual),

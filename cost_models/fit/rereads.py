@@ -16,10 +16,10 @@ _LEAST_READERS = 8
 
 @dataclass(frozen=True, slots=True)
 class RereadFit:
-    """What a further read costs of a read from memory, and errors of whole calls with it.
+    """What a read from L2 costs of a read from memory, and errors of whole calls with it.
 
     Attributes:
-        share: of the time of a first read.
+        share: of the time of a read from memory.
         residual: median absolute relative error of calls.
         error: the same of calls predicted without any of their heads and prefix length.
         rows: calls used.
@@ -32,19 +32,18 @@ class RereadFit:
 
 
 def fit_rereads(frame: pl.DataFrame) -> RereadFit:
-    """Robust least squares of relative error over a launch, a first read and a further read.
+    """Robust least squares of relative error over a launch, a private read and a shared read.
 
     `frame` holds rows of `own_rows.operator_rows` that ran GraniKV's private pass alone over
-    tokens that rows have in common, by eight rows or more: fewer leave the card half empty.
+    tokens that rows have in common, by eight rows or more: fewer leave the card half empty, and
+    wait for memory.
     """
     calls = frame.filter(pl.col("sharers") >= _LEAST_READERS)
     token_bytes = 2 * ELEMENT_BYTES * calls["num_kv_heads"] * calls["head_dim"]
-    private = calls["rows"] * calls["tokens"]
-    shared = calls["prefixes"] * calls["length"]
-    first = (token_bytes * (private + shared)).cast(pl.Float64).to_numpy()
-    further = token_bytes * (calls["rows"] * calls["length"] - shared)
     measured = calls["time_us"].to_numpy() * 1e3
-    terms = np.stack([np.ones_like(first), first, further.cast(pl.Float64).to_numpy()])
+    columns = (token_bytes * calls["rows"] * calls[name] for name in ("tokens", "length"))
+    reads = [column.cast(pl.Float64).to_numpy() for column in columns]
+    terms = np.stack([np.ones_like(measured), *reads])
     shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
     names, predicted = shape.to_series().to_numpy(), np.empty(len(measured))
     fold = folds_of(names)

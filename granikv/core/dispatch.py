@@ -29,8 +29,8 @@ RowSplit = Literal["auto", "off", "always"]
 DISPATCH_CHOICES: tuple[str, ...] = get_args(DispatchChoice)
 
 # With so few segments one of them weighs much, and the grid's weights may miss the best mix: every
-# mix is tried. Eight segments have 6,560.
-_TRIED_SEGMENTS = 8
+# mix is tried. Six segments have 728.
+_TRIED_SEGMENTS = 6
 # Few segments come back in the same shape again and again; many hardly ever, and hashing them costs
 # as much as planning them.
 _MEMO_SEGMENTS = 8

@@ -29,12 +29,13 @@ def _with(cost: StepCost, **values: float) -> StepCost:
     return StepCost(params, LLAMA, cost.hardware, is_stock=cost.is_stock)
 
 
-def test_a_further_read_costs_a_share_of_the_first() -> None:
-    cost = RereadCost(0.25)
+def test_memory_is_read_once_for_all_and_l2_once_for_each() -> None:
+    cost = RereadCost(0.3)
     assert cost.of(1, 64, 1000) == 1.0
     assert cost.of(0.5, 64, 1000) == 1.0  # a part of a row split reads all of it
-    assert cost.of(4, 64, 1000) == 0.4375  # (1 + 3 * 0.25) / 4
-    assert cost.of(16, 16, 8) == cost.of(16, 256, 100_000)
+    assert cost.of(2, 64, 1000) == 0.5
+    assert cost.of(4, 64, 1000) == 0.3
+    assert cost.of(16, 16, 8) == cost.of(16, 256, 100_000) == 0.3
 
 
 @given(st.floats(0, 1), st.floats(1, 512), st.floats(0, 64))
@@ -48,15 +49,15 @@ def test_more_readers_pay_less_each_and_no_less_together(
 
 
 def test_a_cold_segment_is_read_in_the_private_pass_at_that_cost() -> None:
-    """32 readers of 1,000 tokens at a share of a quarter are 1,000 * (1 + 31 / 4) = 8,750 private
-    tokens, of 4,096 bytes at half of 4.8 TB/s in each of 32 layers.
+    """32 readers of 1,000 tokens at a share of a quarter are 8,000 private tokens: of 4,096 bytes,
+    at half of 4.8 TB/s, in each of 32 layers.
     """
     values = {"private_reread_share": 0.25, "private_memory_efficiency": 0.5}
     cost = _with(OURS, **values, private_compute_efficiency=1.0)
     without = cost.step_ns(_shape(64, 32_000), StepPlan(()))
     shared = cost.step_ns(_shape(64, 32_000, Segment(0, 1000, 32)), PAGED)
-    assert shared - without == pytest.approx(32 * 8750 * 4096 / 2400, abs=2)
-    assert shared == cost.step_ns(_shape(64, 40_750), StepPlan(()))
+    assert shared - without == pytest.approx(32 * 8000 * 4096 / 2400, abs=2)
+    assert shared == cost.step_ns(_shape(64, 40_000), StepPlan(()))
 
 
 def test_only_our_own_engine_reads_shared_tokens_so() -> None:
