@@ -323,7 +323,7 @@ def test_steps_that_share_cold_tokens_give_the_cost_of_further_reads() -> None:
     share = found.params.terms.private_reread_share
     assert share.value == pytest.approx(0.56, abs=0.021)
     assert share.rows_used == 59  # no step follows the last one
-    assert "another row reads too" in share.source
+    assert "a read from L2 costs in the private pass" in share.source
     # They are no stock steps, and say nothing about the pages of those.
     assert found.params.terms.shared_page_cost == START.terms.shared_page_cost
     alone = calibrate([run], START, H200)
