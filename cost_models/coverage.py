@@ -40,6 +40,7 @@ class SeenSizes:
             self.modes.add(mode)
             if mode == Mode.PAGED:
                 waves = rows * kv_heads / cost.hardware.sm_count
+                self._add("private_reread_share.rows", rows)
                 self._add("shared_page_cost.in_flight", sharers / max(1.0, waves))
                 self._add("shared_page_cost.waves", waves)
                 self._add("shared_page_cost.tokens", length)
@@ -108,7 +109,8 @@ def coverage_of(cost: StepCost, seen: SeenSizes) -> dict[str, Coverage]:
     used = ["gemm", private, "elementwise_memory_efficiency"]
     used += ["extend"] * ("extend.keys" in seen.ranges)
     used += ["all_reduce"] * (cost.tp > 1)
-    used += ["shared_page_cost"] * (Mode.PAGED in seen.modes)
+    shared = "shared_page_cost" if cost.is_stock else "private_reread_share"
+    used += [shared] * (Mode.PAGED in seen.modes)
     used += ["dense"] * (Mode.DENSE in seen.modes)
     used += ["cascade_compute_efficiency"] * (Mode.CASCADE in seen.modes)
     used += ["fused_latency_ns", "fused_exposed_share"] * seen.has_fused

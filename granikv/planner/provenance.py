@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from granikv.cost_models.coverage import ORDER, Coverage
+from granikv.cost_models.params import Terms
 from granikv.planner.cells import CellResult, PlanTask
 from granikv.planner.page_parts import Table
 
@@ -18,6 +19,7 @@ _TERM_NAMES = {
     "paged": "paged attention",
     "private_memory_efficiency": "private tokens",
     "shared_page_cost": "shared pages",
+    "private_reread_share": "shared tokens in COLD",
     "extend": "prefill attention",
     "dense": "dense prefix pass",
     "all_reduce": "all-reduce",
@@ -54,13 +56,16 @@ class Runs(Protocol):
 
 
 def coverage(runs: Runs) -> dict[str, Coverage]:
-    """How well measurements cover each term that any nominal run used; the worst of all runs."""
+    """How well measurements cover each term that any nominal run used; the worst of all runs.
+
+    In the order of the parameter file: runs end in any order.
+    """
     worst: dict[str, Coverage] = {}
     for result in runs.results.values():
         if result.cell.seed == 0:
             for term, found in result.coverage.items():
                 worst[term] = max(worst.get(term, found), found, key=ORDER.index)
-    return worst
+    return {term: worst[term] for term in Terms.model_fields if term in worst}
 
 
 def task_json(task: PlanTask) -> dict[str, Any]:

@@ -25,12 +25,15 @@ def _seen(cost: StepCost, plan: StepPlan, private: int = 256, length: int = 8192
 
 
 def test_common_sizes_of_a_measured_gpu_are_in_range() -> None:
-    for cost, private in ((STOCK, "paged"), (H200, "private_memory_efficiency")):
+    for cost, private, shared in (
+        (STOCK, "paged", "shared_page_cost"),
+        (H200, "private_memory_efficiency", "private_reread_share"),
+    ):
         seen = _seen(cost, StepPlan((Mode.PAGED,)))
         seen.add_extend(cost, 4096, 8192, 4096)
         parts = coverage_of(cost, seen)
         assert parts == dict.fromkeys(parts, "measured range")
-        assert {"gemm", private, "extend", "shared_page_cost"} <= set(parts)
+        assert {"gemm", private, "extend", shared} <= set(parts)
         assert len({"paged", "private_memory_efficiency"} & set(parts)) == 1
         assert "all_reduce" not in parts
         assert worst_coverage(parts) == "measured range"

@@ -184,7 +184,7 @@ def test_moving_costs_little_where_it_cannot_win_much(name: str, of_load: str) -
     ("of_load", "best_fp", "least"),
     [
         ("large morning and night", 0.7, 1.3),
-        ("night and large morning", 0.6, 1.2),
+        ("night and large morning", 0.6, 1.15),
         ("a day that drifts", 0.6, 1.0),
         ("tenants come and go", 0.5, 0.98),
         ("mixed", 0.4, 0.98),
