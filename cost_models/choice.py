@@ -67,7 +67,8 @@ def _shape(cost: StepCost, rows: int, length: int) -> StepShape:
 def _crossover(cost: StepCost, length: int) -> int | None:
     for rows in range(1, ROWS[-1] + 1):
         dense, cascade = (
-            max(cost.shared_pass(mode, length, rows)) + cost.pass_latency_ns(mode)
+            max(cost.attention.shared_pass(mode, length, rows))
+            + cost.attention.pass_latency_ns(mode)
             for mode in (Mode.DENSE, Mode.CASCADE)
         )
         if dense < cascade:

@@ -26,21 +26,21 @@ def build_cost_table(step_cost: StepCost) -> CostTable:
     for mode in Mode:
         for i, length in enumerate(GRID_LENGTHS):
             for j, rows in enumerate(GRID_ROWS):
-                part = step_cost.shared_pass(mode, length, rows)
+                part = step_cost.attention.shared_pass(mode, length, rows)
                 prefix[mode, i, j], private[mode, i, j] = part
     return CostTable(
         rows=np.array(GRID_ROWS, np.int64),
         lengths=np.array(GRID_LENGTHS, np.int64),
         prefix_ns=prefix,
         private_ns=private,
-        pass_latency_ns=np.array([step_cost.pass_latency_ns(mode) for mode in Mode]),
+        pass_latency_ns=np.array([step_cost.attention.pass_latency_ns(mode) for mode in Mode]),
         private_ns_per_token=_private_ns_per_token(step_cost),
-        private_latency_ns=step_cost.pass_latency_ns(Mode.PAGED),
+        private_latency_ns=step_cost.attention.pass_latency_ns(Mode.PAGED),
         fused_latency_ns=rates.fused_latency_ns,
         fused_exposed_share=rates.fused_exposed_share,
         merge_ns=_per_rows([roofline.merge_ns(rates, heads, rows) for rows in GRID_ROWS]),
-        gemm_ns=_per_rows([step_cost.gemm_ns(rows) for rows in GRID_ROWS]),
-        collective_ns=_per_rows([step_cost.collective_ns(rows) for rows in GRID_ROWS]),
+        gemm_ns=_per_rows([step_cost.products.decode_ns(rows) for rows in GRID_ROWS]),
+        collective_ns=_per_rows([step_cost.products.collective_ns(rows) for rows in GRID_ROWS]),
         num_layers=step_cost.model.layers,
         group=heads.q // heads.kv,
         m_sat=saturation_rows(step_cost),
@@ -66,17 +66,17 @@ def saturation_rows(step_cost: StepCost) -> int:
 
 
 def _pass_ns(step_cost: StepCost, mode: Mode, rows: int) -> float:
-    part = step_cost.shared_pass(mode, _M_SAT_LENGTH, rows)
-    return max(part) + step_cost.pass_latency_ns(mode)
+    part = step_cost.attention.shared_pass(mode, _M_SAT_LENGTH, rows)
+    return max(part) + step_cost.attention.pass_latency_ns(mode)
 
 
 def _private_ns_per_token(step_cost: StepCost) -> FloatArray:
     """One rate for each batch size: what the table's line needs to meet the true time at 1K."""
     rates = []
     for rows in GRID_ROWS:
-        line, tokens = step_cost.paged.line(rows), rows * _PRIVATE_LENGTH
+        line, tokens = step_cost.attention.paged.line(rows), rows * _PRIVATE_LENGTH
         _, a, b = line[piece_at(line, tokens)]
-        rates.append((a + b * tokens - step_cost.pass_latency_ns(Mode.PAGED)) / tokens)
+        rates.append((a + b * tokens - step_cost.attention.pass_latency_ns(Mode.PAGED)) / tokens)
     return np.array(rates)
 
 

@@ -80,7 +80,7 @@ class _Parts:
     def of(cls, calls: pl.DataFrame, params: GpuParams, hardware: Hardware) -> "_Parts":
         """By these parameters, as dense calls."""
         parts = [
-            sorted(cost.fused_parts_ns(shape, plan), reverse=True)
+            sorted(cost.attention.fused_parts_ns(shape, plan), reverse=True)
             for cost, shape, plan in _steps(calls, params, hardware, Mode.DENSE)
         ]
         return cls(*(np.array(parts) / load_model(_MODEL).layers).T)

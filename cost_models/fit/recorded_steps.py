@@ -106,9 +106,9 @@ def _parts_of(step: dict[str, Any], cost: StepCost) -> tuple[Any, ...]:
     length = max([segment.length for segment in shape.segments], default=0)
     line = cost.decode(shape, plan)
     is_fused = plan.launch is Launch.FUSED and bool(modes - {Mode.PAGED})
-    prefix_ns = cost.fused_parts_ns(shape, plan)[0] if is_fused else 0.0
-    launch_ns = cost.model.layers * cost.dense.latency_ns if Mode.DENSE in modes else 0.0
-    cascade_ns = cost.cascades_ns(shape, plan) if is_fused else 0.0
+    prefix_ns = cost.attention.fused_parts_ns(shape, plan)[0] if is_fused else 0.0
+    launch_ns = cost.model.layers * cost.attention.dense.latency_ns if Mode.DENSE in modes else 0.0
+    cascade_ns = cost.attention.cascades_ns(shape, plan) if is_fused else 0.0
     token_ns = shape.private_tokens * cost.model.layers * cost.heads.kv_bytes
     return (
         name,

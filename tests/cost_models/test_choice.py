@@ -30,7 +30,8 @@ def test_crossovers_are_where_dense_starts_to_win() -> None:
             continue
         before, after = (
             [
-                max(COST.shared_pass(mode, length, count)) + COST.pass_latency_ns(mode)
+                max(COST.attention.shared_pass(mode, length, count))
+                + COST.attention.pass_latency_ns(mode)
                 for mode in (Mode.DENSE, Mode.CASCADE)
             ]
             for count in (rows - 1, rows)

@@ -61,8 +61,8 @@ def test_a_cold_segment_is_read_in_the_private_pass_at_that_cost() -> None:
 
 
 def test_only_our_own_engine_reads_shared_tokens_so() -> None:
-    assert isinstance(OURS.share_cost, RereadCost)
-    assert isinstance(STOCK.share_cost, ShareCost)
+    assert isinstance(OURS.attention.share_cost, RereadCost)
+    assert isinstance(STOCK.attention.share_cost, ShareCost)
     shape = _shape(64, 32_000, Segment(0, 8192, 64))
     dearer = {cost.is_stock: _with(cost, private_reread_share=0.9) for cost in (OURS, STOCK)}
     assert dearer[False].step_ns(shape, PAGED) > OURS.step_ns(shape, PAGED)
@@ -99,15 +99,15 @@ def test_a_cascade_by_hand() -> None:
 def test_a_cascade_is_part_of_the_private_pass() -> None:
     for rows, length in ((8, 512), (64, 8192)):
         parts = roofline.cascade_pass(OURS.rates, OURS.heads, length, rows)
-        assert OURS.shared_pass(Mode.CASCADE, length, rows) == (0.0, max(parts))
-        dense = max(OURS.dense.ns(length, rows))
-        assert OURS.shared_pass(Mode.DENSE, length, rows) == (dense, 0.0)
+        assert OURS.attention.shared_pass(Mode.CASCADE, length, rows) == (0.0, max(parts))
+        dense = max(OURS.attention.dense.ns(length, rows))
+        assert OURS.attention.shared_pass(Mode.DENSE, length, rows) == (dense, 0.0)
     shape = _shape(64, 10**6, Segment(1, 8192, 64))
     plan = StepPlan((Mode.CASCADE,), Launch.FUSED)
-    prefix_ns, private_ns = OURS.fused_parts_ns(shape, plan)
-    alone_ns = OURS.fused_parts_ns(_shape(64, 10**6), StepPlan((), Launch.FUSED))[1]
+    prefix_ns, private_ns = OURS.attention.fused_parts_ns(shape, plan)
+    alone_ns = OURS.attention.fused_parts_ns(_shape(64, 10**6), StepPlan((), Launch.FUSED))[1]
     assert prefix_ns == 0.0
-    assert private_ns - alone_ns == pytest.approx(OURS.cascades_ns(shape, plan))
+    assert private_ns - alone_ns == pytest.approx(OURS.attention.cascades_ns(shape, plan))
     # Nothing runs beside it that could hide: neither share of exposure matters.
     hidden, exposed = (_with(OURS, fused_exposed_share=share) for share in (0.0, 1.0))
     assert hidden.step_ns(shape, plan) == exposed.step_ns(shape, plan)
@@ -167,6 +167,6 @@ def test_a_row_split_looks_at_its_own_part_of_the_readers() -> None:
     """
     cost = StepCost(OURS.params, load_model("qwen2.5-14b"), tp=2, is_stock=True)
     assert cost.heads.kv == 4
-    whole = cost._whole_waves(43, (Segment(1, 8192, 86),), 0.5)
+    whole = cost.attention._whole_waves(43, (Segment(1, 8192, 86),), 0.5)
     assert whole == pytest.approx(66 / 43)
-    assert cost._whole_waves(43, (Segment(1, 8192, 43),), 0.5) == 1.0
+    assert cost.attention._whole_waves(43, (Segment(1, 8192, 43),), 0.5) == 1.0

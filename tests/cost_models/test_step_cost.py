@@ -128,7 +128,7 @@ def test_two_calls_cost_at_least_the_fused_work(
     fused = cost.decode(shape, StepPlan(plan.modes, Launch.FUSED))
     two_call = cost.decode(shape, StepPlan(plan.modes, Launch.TWO_CALL))
     layers = cost.model.layers
-    saved = layers * (cost.rates.fused_latency_ns - cost.pass_latency_ns(Mode.PAGED))
+    saved = layers * (cost.rates.fused_latency_ns - cost.attention.pass_latency_ns(Mode.PAGED))
     assert fused.ns(shape.private_tokens) <= two_call.ns(shape.private_tokens) + max(0, saved) + 1
 
 
@@ -170,9 +170,9 @@ def _with(cost: StepCost, **values: float) -> StepCost:
 def _private_ns(cost: StepCost, rows: int, tokens: float) -> float:
     """One layer's pass over `tokens` tokens of all rows together: FA3's or GraniKV's."""
     rates, heads = cost.rates, cost.heads
-    if isinstance(cost.paged, PagedTime):
+    if isinstance(cost.attention.paged, PagedTime):
         knots = cost.params.terms.paged.axes["tokens"]
-        return float(np.interp(tokens / rows, knots, cost.paged.knots_ns(rows)[0]))
+        return float(np.interp(tokens / rows, knots, cost.attention.paged.knots_ns(rows)[0]))
     read_ns = 2 * heads.kv * heads.head_dim * 2 / rates.private_bytes_per_ns
     token_ns = max(read_ns, roofline.private_compute_ns_per_token(rates, heads))
     return rates.private_latency_ns + rows * rates.private_row_ns + tokens * token_ns
@@ -194,7 +194,10 @@ def test_engines_differ_in_their_decode_attention_and_what_a_row_adds() -> None:
         shape = _shape(H200, rows, rows * 900)
         own, stock = H200.decode(shape, StepPlan(())), STOCK.decode(shape, StepPlan(()))
         assert back.decode(shape, StepPlan(())) == own
-        assert (own.gemm_ns, own.collective_ns) == (stock.gemm_ns, stock.collective_ns)
+        assert (own.gemm_ns, own.collective_ns) == (
+            stock.gemm_ns,
+            stock.collective_ns,
+        )
         assert own.host_ns == terms.host_decode_ns.value
         assert stock.host_ns == terms.host_decode_ns.value + rows * terms.stock_row_ns.value
     assert terms.stock_row_ns.value > 0
@@ -228,9 +231,10 @@ def test_a_step_of_shared_pages_is_one_paged_call(cost: StepCost) -> None:
     segments = (Segment(1, 8192, 256), Segment(0, 700, 32))
     shape = _shape(cost, 256, 65_536, segments)
     reads = 65_536 + sum(
-        rows * length * cost.share_cost.of(rows, 256, length) for _, length, rows in segments
+        rows * length * cost.attention.share_cost.of(rows, 256, length)
+        for _, length, rows in segments
     )
-    expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * _private_ns(cost, 256, reads)
+    expected = cost.host_ns(256) + cost.products.decode_ns(256) + 32 * _private_ns(cost, 256, reads)
     for launch in Launch:
         got = cost.step_ns(shape, StepPlan((Mode.PAGED, Mode.PAGED), launch))
         assert got == pytest.approx(expected, abs=2)
@@ -249,16 +253,16 @@ def test_two_call_adds_passes_and_a_merge(cost: StepCost) -> None:
     rates, heads = cost.rates, cost.heads
     segments = (Segment(1, 8192, 128), Segment(20_000, 4096, 128), Segment(40_000, 512, 8))
     shape = _shape(cost, 256, 65_536, segments)
-    dense = sum(max(cost.dense.ns(length, 128)) for length in (8192, 4096))
+    dense = sum(max(cost.attention.dense.ns(length, 128)) for length in (8192, 4096))
     cascade = roofline.cascade_pass(rates, heads, 512, 8, batch_rows=256)
     layer = (
         _private_ns(cost, 256, 65_536)
-        + (dense + cost.pass_latency_ns(Mode.DENSE))
+        + (dense + cost.attention.pass_latency_ns(Mode.DENSE))
         + (max(cascade) + rates.cascade_latency_ns)
         + roofline.merge_ns(rates, heads, 256)
     )
     plan = StepPlan((Mode.DENSE, Mode.DENSE, Mode.CASCADE))
-    expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * layer
+    expected = cost.host_ns(256) + cost.products.decode_ns(256) + 32 * layer
     assert cost.step_ns(shape, plan) == pytest.approx(expected, abs=2)
 
 
@@ -276,19 +280,19 @@ def test_fused_overlaps_passes_but_for_a_share(share: float, private: int, mode:
     shape = _shape(cost, 256, private, segments)
     dense, cascades = 0.0, max(roofline.cascade_pass(rates, heads, 3000, 64, batch_rows=256))
     if mode is Mode.DENSE:
-        dense = max(cost.dense.ns(16_384, 256)) + cost.dense.latency_ns
+        dense = max(cost.attention.dense.ns(16_384, 256)) + cost.attention.dense.latency_ns
     else:
         cascades += max(roofline.cascade_pass(rates, heads, 16_384, 256))
-    reads = 32 * 700 * cost.share_cost.of(32, 256, 700)
+    reads = 32 * 700 * cost.attention.share_cost.of(32, 256, 700)
     own = _private_ns(cost, 256, private + reads) - _private_ns(cost, 1, 0) + cascades
     layer = rates.fused_latency_ns + max(dense, own) + share * min(dense, own)
-    expected = cost.host_ns(256) + cost.gemm_ns(256) + 32 * layer
+    expected = cost.host_ns(256) + cost.products.decode_ns(256) + 32 * layer
     plan = StepPlan((mode, Mode.CASCADE, Mode.PAGED), Launch.FUSED)
     assert cost.step_ns(shape, plan) == pytest.approx(expected, abs=2)
-    prefix_ns, private_ns = cost.fused_parts_ns(shape, plan)
+    prefix_ns, private_ns = cost.attention.fused_parts_ns(shape, plan)
     assert prefix_ns == pytest.approx(32 * dense)
     assert private_ns == pytest.approx(32 * own)
-    assert cost.cascades_ns(shape, plan) == pytest.approx(32 * cascades)
+    assert cost.attention.cascades_ns(shape, plan) == pytest.approx(32 * cascades)
 
 
 def test_paper_tpot_at_the_headline_cell() -> None:
@@ -343,10 +347,10 @@ def test_row_split_follows_its_formula(cost: StepCost) -> None:
     shape = _shape(cost, 256, 25_600)
     line = cost.decode(shape, StepPlan((), row_split=(192, 64)))
     attention = [layers * _private_ns(cost, rows, 100 * rows) for rows in (192, 64)]
-    compute = cost.gemm_ns(192) + cost.gemm_ns(64) + sum(attention)
-    collectives = cost.collective_ns(192) + cost.collective_ns(64)
-    first_layer = (cost.gemm_ns(192) + attention[0]) / layers
-    last_collective = cost.collective_ns(64) / (2 * layers)
+    compute = cost.products.decode_ns(192) + cost.products.decode_ns(64) + sum(attention)
+    collectives = cost.products.collective_ns(192) + cost.products.collective_ns(64)
+    first_layer = (cost.products.decode_ns(192) + attention[0]) / layers
+    last_collective = cost.products.collective_ns(64) / (2 * layers)
     expected = cost.host_ns(256) + max(compute, collectives) + first_layer + last_collective
     assert line.ns(25_600) == pytest.approx(expected, abs=2)
 

@@ -14,7 +14,9 @@ _SLAB = 1  # a base above 0: the segment is contiguous
 def prefix_pass_us(cost: StepCost, mode: Mode, length: int, rows: int) -> float:
     """One launch of the prefix kernel, in us; a paged one is the stock engine's."""
     cost = cost.in_engine(is_stock=mode == Mode.PAGED)
-    return (max(cost.shared_pass(mode, length, rows)) + cost.pass_latency_ns(mode)) / 1e3
+    return (
+        max(cost.attention.shared_pass(mode, length, rows)) + cost.attention.pass_latency_ns(mode)
+    ) / 1e3
 
 
 def cascade_over_dense(cost: StepCost, length: int, rows: int) -> float:
@@ -69,6 +71,6 @@ def private_reread(cost: StepCost, length: int, rows: int) -> float:
     pages do.
     """
     stock_cost = cost.in_engine(is_stock=True)
-    line = stock_cost.paged.line(rows)
+    line = stock_cost.attention.paged.line(rows)
     _, a, b = line[piece_at(line, rows * length)]
     return (a + b * rows * length) / 1e3 / prefix_pass_us(cost, Mode.DENSE, length, rows)
