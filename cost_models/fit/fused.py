@@ -10,7 +10,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
-from granikv.cost_models.fit.held_out import ErrorSummary, folds_of, summarise
+from granikv.cost_models.fit.held_out import ErrorSummary, predict_unseen, summarise
 from granikv.cost_models.fit.robust import bounded_fit
 from granikv.cost_models.hardware import Hardware
 from granikv.cost_models.models import load_model
@@ -54,14 +54,12 @@ def fit_fused(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> Fus
     overlapped call counts. `params` has everything but these two terms.
     """
     calls = _fastest_overlapped(frame)
-    measured, names = _measured_ns(calls), _shape_names(calls)
+    measured, names = _measured_ns(calls), shape_names(calls)
     parts = _Parts.of(calls, params, hardware)
     found = parts.fit(measured)
-    held_out = np.empty(len(measured))
-    fold = folds_of(names)
-    for held in np.unique(fold):
-        hidden = fold == held
-        held_out[hidden] = parts.take(hidden).ns(parts.take(~hidden).fit(measured[~hidden]))
+    held_out = predict_unseen(
+        names, lambda hidden: parts.take(hidden).ns(parts.take(~hidden).fit(measured[~hidden]))
+    )
     left = measured - parts.ns(found)
     spread = 1.4826 * float(np.median(np.abs(left))) / max(float(found[0]), 1.0)
     error = summarise(held_out, measured, names)
@@ -117,7 +115,7 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
     `params` has everything else, the fused terms included.
     """
     calls = _fastest_overlapped(frame)
-    measured, names = _measured_ns(calls), _shape_names(calls)
+    measured, names = _measured_ns(calls), shape_names(calls)
     times = np.array(
         [
             work_ns(calls, slowed(params, share), hardware, Mode.CASCADE)
@@ -126,11 +124,12 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
     )
     times += params.terms.fused_latency_ns.value
     errors = np.abs(times / measured - 1)
-    held_out, fold = np.empty(len(measured)), folds_of(names)
-    for held in np.unique(fold):
-        hidden = fold == held
+
+    def unseen(hidden: NDArray[np.bool_]) -> FloatArray:
         seen = int(np.median(errors[:, ~hidden], axis=1).argmin()) if (~hidden).any() else -1
-        held_out[hidden] = times[seen, hidden]
+        return np.asarray(times[seen, hidden])
+
+    held_out = predict_unseen(names, unseen)
     residuals = np.median(errors, axis=1)
     best = int(residuals.argmin())
     error = summarise(held_out, measured, names)
@@ -192,7 +191,7 @@ def _measured_ns(calls: pl.DataFrame) -> FloatArray:
     return calls["time_us"].to_numpy() * 1e3
 
 
-def _shape_names(calls: pl.DataFrame) -> NDArray[Any]:
+def shape_names(calls: pl.DataFrame) -> NDArray[Any]:
     """What is held out together: heads and prefix length."""
     shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
     return shape.to_series().to_numpy()

@@ -1,8 +1,10 @@
 """held_out: the error on whole shapes that the fit has not seen, with an interval over shapes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from granikv.cost_models.fit.surface_fit import Grid, Ideal, Samples, fit_surface
 from granikv.cost_models.surface import FloatArray
@@ -40,16 +42,30 @@ def folds_of(shape: np.ndarray, folds: int = _FOLDS) -> np.ndarray:
     return np.asarray(fold_of_name[np.searchsorted(names, shape)])
 
 
+def predict_unseen(
+    shape: np.ndarray, predict: Callable[[NDArray[np.bool_]], FloatArray], folds: int = _FOLDS
+) -> FloatArray:
+    """Every point by a fit that has not seen its shape.
+
+    `predict` fits to the points outside of a mask and predicts those inside.
+    """
+    fold = folds_of(shape, folds)
+    predicted = np.empty(len(shape))
+    for held in np.unique(fold):
+        hidden = fold == held
+        predicted[hidden] = predict(hidden)
+    return predicted
+
+
 def predict_held_out(grid: Grid, samples: Samples, ideal: Ideal, folds: int = _FOLDS) -> FloatArray:
     """Predicted time of every point in ns, each by a fit that has not seen its shape."""
-    fold = folds_of(samples.shape, folds)
-    predicted = np.empty(len(samples.time_ns))
-    for held in range(min(folds, int(fold.max()) + 1)):
-        hidden = fold == held
+
+    def predict(hidden: NDArray[np.bool_]) -> FloatArray:
         surface = fit_surface(grid, samples.take(~hidden), ideal)
         sizes = samples.sizes[hidden].T
-        predicted[hidden] = ideal(*sizes) / surface.efficiency(*sizes)
-    return predicted
+        return np.asarray(ideal(*sizes) / surface.efficiency(*sizes))
+
+    return predict_unseen(samples.shape, predict, folds)
 
 
 def summarise(predicted: FloatArray, measured: FloatArray, shape: np.ndarray) -> ErrorSummary:

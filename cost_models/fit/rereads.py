@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from granikv.cost_models.fit.held_out import ErrorSummary, folds_of, summarise
+from granikv.cost_models.fit.fused import shape_names
+from granikv.cost_models.fit.held_out import ErrorSummary, predict_unseen, summarise
 from granikv.cost_models.fit.robust import bounded_fit
 from granikv.cost_models.ideal import ELEMENT_BYTES
 from granikv.cost_models.surface import FloatArray
@@ -44,12 +45,10 @@ def fit_rereads(frame: pl.DataFrame) -> RereadFit:
     columns = (token_bytes * calls["rows"] * calls[name] for name in ("tokens", "length"))
     reads = [column.cast(pl.Float64).to_numpy() for column in columns]
     terms = np.stack([np.ones_like(measured), *reads])
-    shape = calls.select(pl.format("{}x{}, {}", "num_q_heads", "num_kv_heads", "length"))
-    names, predicted = shape.to_series().to_numpy(), np.empty(len(measured))
-    fold = folds_of(names)
-    for held in np.unique(fold):
-        hidden = fold == held
-        predicted[hidden] = _fit(terms[:, ~hidden], measured[~hidden]) @ terms[:, hidden]
+    names = shape_names(calls)
+    predicted = predict_unseen(
+        names, lambda hidden: _fit(terms[:, ~hidden], measured[~hidden]) @ terms[:, hidden]
+    )
     found = _fit(terms, measured)
     residual = float(np.median(np.abs(found @ terms / measured - 1)))
     error = summarise(predicted, measured, names)

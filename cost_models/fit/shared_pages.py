@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 import scipy.optimize
 
-from granikv.cost_models.fit.held_out import folds_of
+from granikv.cost_models.fit.held_out import predict_unseen
 from granikv.cost_models.ideal import Peaks
 from granikv.cost_models.params import FittedSurface
 from granikv.cost_models.passes import PagedTime
@@ -131,12 +131,9 @@ def fit_shared_pages(rows: SharedRows) -> Surface:
 
 def hold_out_shared_pages(rows: SharedRows, fit: Callable[[SharedRows], Surface]) -> FloatArray:
     """Predicted time of every row, by a fit that has not seen its set of heads."""
-    fold = folds_of(rows.shape)
-    predicted = np.empty(len(rows.time_ns))
-    for held in np.unique(fold):
-        hidden = fold == held
-        predicted[hidden] = rows.take(hidden).predict(fit(rows.take(~hidden)))
-    return predicted
+    return predict_unseen(
+        rows.shape, lambda hidden: rows.take(hidden).predict(fit(rows.take(~hidden)))
+    )
 
 
 def _value(line: Pieces, tokens: float) -> float:
