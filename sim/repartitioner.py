@@ -1,7 +1,7 @@
 """Repartitioner: asks the RepartitionPolicy at intervals and moves the boundary between steps."""
 
 from granikv.core.boundary import Boundary
-from granikv.core.lookout import Load, Lookout, Totals
+from granikv.core.lookout import Load, Lookout
 from granikv.core.policies import make_policy
 from granikv.core.repartition import RepartitionPolicy, StaticPolicy
 from granikv.sim.config import ServerConfig
@@ -21,7 +21,7 @@ class Repartitioner:
         )
         self.next_look_ns = int(config.policy_interval_s * 1e9)
         self._pools = pools
-        self._lookout = Lookout(pools.allocator)
+        self._lookout = Lookout(pools.allocator, pools.directory)
         if config.is_stock:  # it has no HOT to move
             policy = StaticPolicy()
         self._policy = make_policy(config.repartition) if policy is None else policy
@@ -40,9 +40,7 @@ class Repartitioner:
                 return 0
             # Nothing happens in an idle server: looks that fell into an idle time are left out.
             self.next_look_ns = (now_ns // self._interval_ns + 1) * self._interval_ns
-            window = self._lookout.look(
-                now_ns / 1e9, self._totals(scheduler, retractions), self._load(scheduler)
-            )
+            window = self._lookout.look(now_ns / 1e9, self._load(scheduler, retractions))
             boundary.steer(self._policy, window, scheduler.all_fit)
         copied = boundary.advance()
         placement = self._pools.placement
@@ -50,22 +48,14 @@ class Repartitioner:
             copied += placement.promote_read(self._pools.batch.states, now_ns / 1e9)
         return copied
 
-    def _totals(self, scheduler: Scheduler, retractions: int) -> Totals:
-        directory = self._pools.directory
-        return Totals(
-            dict(directory.misses),
-            directory.hot_miss_tokens,
-            directory.evictions,
-            scheduler.cold_refusals,
-            retractions,
-        )
-
-    def _load(self, scheduler: Scheduler) -> Load:
+    def _load(self, scheduler: Scheduler, retractions: int) -> Load:
         pools = self._pools
         segments = pools.groups.segments()
         return Load(
             pools.index.evictable_tokens,
             sum(state.fill_tokens for state in scheduler.waiting),
             pools.batch.context_tokens - pools.groups.shared_tokens,
+            scheduler.cold_refusals,
+            retractions,
             segments,
         )

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from granikv.core.allocator import HotColdAllocator
+from granikv.core.directory import SlabDirectory
 from granikv.core.repartition import Window
 from granikv.core.step import Segment
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class _Totals:
     """Counts since a server's start; `Window` says what each is."""
 
     hot_misses: Mapping[str, int] = field(default_factory=dict)
@@ -22,28 +23,32 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What requests need now; `Window` says what each is.
+    """What requests need now, and what became of them; `Window` says what each is.
 
     Attributes:
+        cold_refusals, retractions: since the server's start.
         segments: that two or more running rows read, base 0 for those in COLD.
     """
 
     cold_evictable: int
     cold_waiting_tokens: int
     private_tokens: int
+    cold_refusals: int
+    retractions: int
     segments: Sequence[Segment]
 
 
 class Lookout:
     """Remembers the totals of the last look."""
 
-    def __init__(self, allocator: HotColdAllocator) -> None:
+    def __init__(self, allocator: HotColdAllocator, directory: SlabDirectory) -> None:
         self._allocator = allocator
-        self._seen = Totals()
+        self._directory = directory
+        self._seen = _Totals()
 
-    def look(self, now_s: float, totals: Totals, load: Load) -> Window:
+    def look(self, now_s: float, load: Load) -> Window:
         """The window that ends now."""
-        allocator, seen = self._allocator, self._seen
+        allocator, seen, totals = self._allocator, self._seen, self._totals(load)
         self._seen = totals
         return Window(
             now_s=now_s,
@@ -64,4 +69,14 @@ class Lookout:
             private_tokens=load.private_tokens,
             rows_per_slab=tuple((s.length, s.rows) for s in load.segments if s.base),
             rows_per_cold_run=tuple((s.length, s.rows) for s in load.segments if not s.base),
+        )
+
+    def _totals(self, load: Load) -> _Totals:
+        directory = self._directory
+        return _Totals(
+            dict(directory.misses),
+            directory.hot_miss_tokens,
+            directory.evictions,
+            load.cold_refusals,
+            load.retractions,
         )

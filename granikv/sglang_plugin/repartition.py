@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_policy import AddReqResult
 from sglang.srt.plugins.hook_registry import HookType
 
 from granikv.core.boundary import Boundary
-from granikv.core.lookout import Load, Lookout, Totals
+from granikv.core.lookout import Load, Lookout
 from granikv.core.policies import make_policy
 from granikv.core.repartition import RepartitionPolicy, StaticPolicy, Window
 from granikv.sglang_plugin.admin import limit_requests
@@ -94,7 +94,7 @@ class LiveRepartitioner:
             ServerHolders(self._scheduler),
             self._settings.move_tokens_per_step,
         )
-        self._lookout = Lookout(self._core)
+        self._lookout = Lookout(self._core, self._allocator.directory)
         self._policy: RepartitionPolicy = make_policy(self._repartition)
         self.cold_refusals = self.retractions = 0
 
@@ -145,14 +145,6 @@ class LiveRepartitioner:
         return max(ends, default=0) <= cold_tokens - 2
 
     def _window(self, now_s: float) -> Window:
-        directory = self._tree.directory
-        totals = Totals(
-            dict(directory.misses),
-            directory.hot_miss_tokens,
-            directory.evictions,
-            self.cold_refusals,
-            self.retractions,
-        )
         batch = self._scheduler.running_batch
         # A row that has ended is in the batch for one step more, and has nothing.
         rows = [req for req in batch.reqs if req.req_pool_idx is not None]
@@ -161,8 +153,9 @@ class LiveRepartitioner:
             segment.rows * segment.length for segment in segments
         )
         waiting = sum(len(req.origin_input_ids) for req in self._scheduler.waiting_queue)
-        load = Load(int(self._tree.evictable_size()), waiting, private, segments)
-        return self._lookout.look(now_s, totals, load)
+        evictable = int(self._tree.evictable_size())
+        load = Load(evictable, waiting, private, self.cold_refusals, self.retractions, segments)
+        return self._lookout.look(now_s, load)
 
 
 def between_steps(scheduler: Any, *_: Any, **__: Any) -> None:
