@@ -7,8 +7,9 @@ were decoding then, and their prompts.
 
 import json
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
@@ -71,7 +72,7 @@ class SharedReads:
             for step in steps.iter_rows(named=True)
         ]
         plans = [
-            json.dumps(_plan(step["plan_json"], len(segments)).to_json())
+            json.dumps(plan_of(step, len(segments)).to_json())
             for step, (segments, _) in zip(steps.iter_rows(named=True), found, strict=True)
         ]
         return steps.with_columns(
@@ -120,10 +121,10 @@ class SharedReads:
         return [(length, rows) for length, rows in left]
 
 
-def _plan(told: str, segments: int) -> StepPlan:
-    """What a server says it did, and all else paged."""
-    plan = json.loads(told or "{}") or {}
-    modes = tuple(map(Mode, plan.get("modes", ())))
+def plan_of(step: Mapping[str, Any], segments: int) -> StepPlan:
+    """How a decode step of so many segments ran; what its server does not say, it read paged."""
+    told = json.loads(str(step["plan_json"]) or "{}") or {}
+    modes = tuple(map(Mode, told.get("modes", ())))[:segments]
     modes += (Mode.PAGED,) * (segments - len(modes))
-    launch = Launch[plan["launch"].upper()] if plan.get("launch") else Launch.TWO_CALL
-    return StepPlan(modes, launch, tuple(plan.get("row_split", ())))
+    launch = Launch[told["launch"].upper()] if told.get("launch") else Launch.TWO_CALL
+    return StepPlan(modes, launch, tuple(told.get("row_split", ())))

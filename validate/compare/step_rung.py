@@ -8,12 +8,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from granikv.core.errors import TraceFormatError
-from granikv.core.step import Launch, Mode, Segment, StepPlan, StepShape
+from granikv.core.step import StepShape
 from granikv.cost_models.memory import padded_tokens
 from granikv.cost_models.step import StepCost
 from granikv.validate.compare.error_measures import Errors, errors
 from granikv.validate.compare.live_run import LiveRun
-from granikv.validate.compare.shared_reads import SharedReads
+from granikv.validate.compare.shared_reads import SharedReads, plan_of
 
 # A step that starts so much later than its predecessor ended did not follow it at once: the server
 # had nothing to do, and the gap is no step time.
@@ -90,19 +90,11 @@ def shape_of(step: dict[str, object], reads: SharedReads, cost: StepCost) -> Ste
     return StepShape(rows, padded_rows, private_tokens, private_tokens, segments, *cost.heads[:3])
 
 
-def plan_of(step: dict[str, object], segments: tuple[Segment, ...]) -> StepPlan:
-    """How a decode step ran; what its server does not say, it read paged."""
-    told = json.loads(str(step["plan_json"]) or "{}") or {}
-    modes = tuple(map(Mode, told.get("modes", ())))[: len(segments)]
-    launch = Launch[told["launch"].upper()] if told.get("launch") else Launch.TWO_CALL
-    return StepPlan((*modes, *(Mode.PAGED,) * (len(segments) - len(modes))), launch)
-
-
 def _decode(
     step: dict[str, object], reads: SharedReads, cost: StepCost
 ) -> tuple[str, float] | None:
     shape = shape_of(step, reads, cost)
-    plan = plan_of(step, shape.segments)
+    plan = plan_of(step, len(shape.segments))
     mode = max(plan.modes).name.lower() if plan.modes else "private"
     steps = int(str(step["steps"]))
     return mode, float(cost.segment(shape, plan, steps)[-1]) / steps
