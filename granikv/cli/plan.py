@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from granikv.cli.failures import InterruptError
-from granikv.cli.folders import kept, prepare_folder, written
+from granikv.cli.folders import kept, written
 from granikv.cli.groups import with_groups
 from granikv.cli.options import ServerGroup, SloGroup, parse_replicas
-from granikv.cli.reading import count_trace, report_lines
 from granikv.cli.screen import progress_bar, results, say
-from granikv.cli.task import task_of
+from granikv.cli.task import begin, task_of
 from granikv.cli.trace_options import ReadGroup, TransformGroup
 
 if TYPE_CHECKING:
@@ -57,11 +56,7 @@ def command(
     built = server.build()
     source = read.open(trace)
     task = task_of(source, transform, slo.slo(), built)
-    with progress_bar("Reading the trace"):
-        count = count_trace(source, task.transform)
-    prepare_folder(out, "plan")
-    facts = {"Trace": f"{trace.name}: {count.text}", "KV capacity": built.capacity}
-    say(*report_lines(source), count.text, f"KV capacity: {built.capacity}")
+    facts = begin(source, task, built, out, "plan")
     try:
         with progress_bar("Simulating") as bar:
             findings, verdict = make_plan(

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from granikv.cli.failures import InterruptError
-from granikv.cli.folders import kept, prepare_folder, written
+from granikv.cli.folders import kept, written
 from granikv.cli.groups import with_groups
 from granikv.cli.options import ServerGroup, SloGroup
-from granikv.cli.reading import count_trace, report_lines
 from granikv.cli.screen import progress_bar, results, say
-from granikv.cli.task import task_of
+from granikv.cli.task import begin, task_of
 from granikv.cli.trace_options import ReadGroup, TransformGroup
 from granikv.core.errors import ConfigError
 
@@ -100,11 +99,7 @@ def command(
     task = task_of(source, transform, limits, built)
     chosen = None if objective == "auto" else objective
     contest = Contest(task, entries, seeds, replicas, chosen, options)
-    with progress_bar("Reading the trace"):
-        count = count_trace(source, task.transform)
-    prepare_folder(out, "policies")
-    facts = {"Trace": f"{trace.name}: {count.text}", "KV capacity": built.capacity}
-    say(*report_lines(source), count.text, f"KV capacity: {built.capacity}")
+    facts = begin(source, task, built, out, "policies")
     try:
         with progress_bar("Simulating") as bar:
             ranking = compare_policies(contest, out, bar.advance_to, bar.stage, jobs)

@@ -1,8 +1,12 @@
-"""task: the planner's task, from what option groups have built."""
+"""task: the planner's task from what option groups have built, and how its commands begin."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from granikv.cli.folders import prepare_folder
 from granikv.cli.options import BuiltServer
+from granikv.cli.reading import count_trace, report_lines
+from granikv.cli.screen import progress_bar, say
 from granikv.cli.trace_options import TransformGroup
 
 if TYPE_CHECKING:
@@ -31,3 +35,19 @@ def task_of(
         slo=slo,
         size_source=built.capacity,
     )
+
+
+def begin(
+    source: "TraceSource", task: "PlanTask", built: BuiltServer, out: Path, name: str
+) -> dict[str, str]:
+    """Read the trace once, make the folder ready for a `name`'s results, and say what is asked;
+    returns the facts for the top of a page.
+
+    Raises:
+        ConfigError: the trace or the folder cannot be used.
+    """
+    with progress_bar("Reading the trace"):
+        count = count_trace(source, task.transform)
+    prepare_folder(out, name)
+    say(*report_lines(source), count.text, f"KV capacity: {built.capacity}")
+    return {"Trace": f"{source.path.name}: {count.text}", "KV capacity": built.capacity}
