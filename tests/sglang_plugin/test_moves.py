@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5.17")
 
 from sglang.srt.managers.schedule_policy import AddReqResult  # noqa: E402
-from tree_support import ErasingHolders, MarkedServer  # noqa: E402
+from tree_support import ErasingHolders, MarkedServer, record_streams  # noqa: E402
 
 from granikv.core.admission import SharedAdmission  # noqa: E402
 from granikv.core.boundary import Boundary  # noqa: E402
@@ -124,36 +124,15 @@ def test_readers_of_a_slab_that_gives_way_follow_it():
 @pytest.fixture
 def events(monkeypatch):
     """What happens, in order, with the stream that it is on."""
-    found, current = [], ["schedule"]
-
-    class Stream(SimpleNamespace):
-        def wait_stream(self, other):
-            found.append(f"{self.name} waits for {other.name}")
-
-    class OnForward:
-        def __enter__(self):
-            current[0] = "forward"
-
-        def __exit__(self, *_):
-            current[0] = "schedule"
-
-    def noted(name, call):
-        def wrapped(*arguments):
-            found.append(f"{name} on {current[0]}")
-            return call(*arguments)
-
-        return wrapped
 
     def install(server):
+        found, noted = record_streams(server.scheduler)
         monkeypatch.setattr(
             "granikv.sglang_plugin.promotion.copy_kv",
             noted("copy", lambda *_: None),
         )
         monkeypatch.setattr(ServerHolders, "_remap_rows", noted("rows", ServerHolders._remap_rows))
         monkeypatch.setattr(holders, "remap", noted("rows", holders.remap))
-        server.scheduler.forward_stream = Stream(name="forward")
-        server.scheduler.schedule_stream = Stream(name="schedule")
-        server.scheduler.forward_stream_ctx = OnForward()
         return found
 
     return install

@@ -1,14 +1,11 @@
 """What a promotion waits for: our kernels read rows while a step runs."""
 
-from contextlib import contextmanager
-from types import SimpleNamespace
-
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang.srt.mem_cache.radix_cache", reason="needs sglang 0.5.17")
 
-from tree_support import MarkedServer  # noqa: E402
+from tree_support import MarkedServer, record_streams  # noqa: E402
 
 from granikv.core.admission import SharedAdmission  # noqa: E402
 from granikv.sglang_plugin import promotion  # noqa: E402
@@ -31,30 +28,9 @@ def server():
 @pytest.fixture
 def events(server, monkeypatch):
     """What happens, in order, with the stream that it is on."""
-    found, current = [], ["schedule"]
-
-    class Stream(SimpleNamespace):
-        def wait_stream(self, other):
-            found.append(f"{self.name} waits for {other.name}")
-
-    @contextmanager
-    def on_forward():
-        current[0] = "forward"
-        yield
-        current[0] = "schedule"
-
-    def noted(name, call):
-        def wrapped(*arguments):
-            found.append(f"{name} on {current[0]}")
-            return call(*arguments)
-
-        return wrapped
-
+    found, noted = record_streams(server.scheduler)
     monkeypatch.setattr(promotion, "remap", noted("rows", promotion.remap))
     monkeypatch.setattr(promotion, "copy_kv", noted("copy", promotion.copy_kv))
-    server.scheduler.forward_stream = Stream(name="forward")
-    server.scheduler.schedule_stream = Stream(name="schedule")
-    server.scheduler.forward_stream_ctx = on_forward()
     return found
 
 

@@ -178,3 +178,33 @@ def scheduler_of(tree, running):
 def mark(tokens):
     """A number for what KV of these tokens would be."""
     return hash(tuple(tokens)) >> 1 | 1
+
+
+def record_streams(scheduler):
+    """Give a scheduler streams; what happens, in order, and a wrapper that notes calls in it with
+    the stream that they are on.
+    """
+    found, current = [], ["schedule"]
+
+    class Stream(SimpleNamespace):
+        def wait_stream(self, other):
+            found.append(f"{self.name} waits for {other.name}")
+
+    class OnForward:
+        def __enter__(self):
+            current[0] = "forward"
+
+        def __exit__(self, *_):
+            current[0] = "schedule"
+
+    def noted(name, call):
+        def wrapped(*arguments):
+            found.append(f"{name} on {current[0]}")
+            return call(*arguments)
+
+        return wrapped
+
+    scheduler.forward_stream = Stream(name="forward")
+    scheduler.schedule_stream = Stream(name="schedule")
+    scheduler.forward_stream_ctx = OnForward()
+    return found, noted
