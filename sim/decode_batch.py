@@ -89,6 +89,7 @@ class DecodeBatch:
         self._states: dict[int, RequestState] = {}
         self._ends: list[tuple[int, int]] = []
         self._private: list[tuple[int, int]] = []
+        self._private_base: dict[int, int] = {}
         self._finish_sum = 0
         self._long_rows = 0
         self._joins = 0
@@ -121,12 +122,16 @@ class DecodeBatch:
         self._rows = None
 
     def set_private(self, state: RequestState, private_tokens: int) -> None:
-        """Say how many tokens of its context a row that has just joined reads alone."""
-        heapq.heappush(self._private, (state.join_step - private_tokens, state.join_key))
+        """Say how many tokens a row read alone when it joined; again when some become HOT."""
+        base = state.join_step - private_tokens
+        if self._private_base.get(state.join_key) != base:
+            self._private_base[state.join_key] = base
+            heapq.heappush(self._private, (base, state.join_key))
 
     def leave(self, state: RequestState) -> NDArray[np.int32]:
         """Remove a row; returns the slots of all its decode steps in order."""
         del self._states[state.join_key]
+        self._private_base.pop(state.join_key, None)
         self.context_tokens -= state.fill_tokens + self.step - state.join_step
         self._finish_sum -= state.finish_step
         self._long_rows -= state.finish_step - state.join_step > CLIP_OUTPUT_TOKENS
@@ -172,6 +177,6 @@ class DecodeBatch:
     def longest_private(self) -> int:
         """Private tokens of the longest row."""
         private = self._private
-        while private and private[0][1] not in self._states:
+        while private and self._private_base.get(private[0][1]) != private[0][0]:
             heapq.heappop(private)
         return self.step - private[0][0] if private else 0

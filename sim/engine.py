@@ -154,11 +154,10 @@ class Engine:
                 self._cache_prefilled()
             self._release_ended()
             self._take_arrivals()
-            moved = self._move_boundary()
+            copied = self.pools.promote_used(self._now_s) + self._move_boundary()
             if not len(batch):
                 scheduler.is_full = False
             items = scheduler.next_prefill(self._now_s, self._unseen_rows)
-            copied = scheduler.copied_tokens + moved
             # An overlapped scheduler sees a prefill's result only now: the prefill that follows it
             # directly has not hit what it computed.
             self._cache_prefilled()
@@ -166,8 +165,8 @@ class Engine:
                 yield from self._prefill(items, copied)
             elif len(batch):
                 yield from self._decode(copied)
-            elif moved:
-                yield self._wait(self._cost.copy_ns(moved))
+            elif copied:
+                yield self._wait(self._cost.copy_ns(copied))
             elif (stuck := scheduler.drop_chunked()) is not None:
                 # Nothing runs and COLD has no slot for the next chunk.
                 self._end(stuck, Status.ABORTED)
@@ -301,7 +300,10 @@ class Engine:
         """Decode steps until the batch, its plan or an admission decision may change."""
         scheduler = self.scheduler
         may_admit = not scheduler.is_full and (scheduler.waiting or self._inbox)
-        if self.config.exact or self._ended or may_admit or self.repartitioner.boundary.is_moving:
+        placement = self.pools.placement
+        may_copy = placement is not None and placement.has_candidates
+        may_copy |= self.repartitioner.boundary.is_moving
+        if self.config.exact or self._ended or may_admit or may_copy:
             return 1
         rows = shape.rows
         limit = self._dispatcher.private_tokens_limit(shape.private_tokens)
@@ -339,6 +341,7 @@ class Engine:
     def _finish(self, state: RequestState) -> None:
         """The last token is out; slots are held until the scheduler has seen it."""
         self._ended.append((self._batches, state))
+        state.hot_tokens = self.pools.hot_tokens_of(state)
         self._end(state, Status.FINISHED)
 
     def _end(self, state: RequestState, status: Status) -> None:
@@ -352,7 +355,7 @@ class Engine:
             self._release(self._ended.popleft()[1])
 
     def _release(self, state: RequestState) -> None:
-        self.pools.release(state, self._now_s)
+        self.pools.release(state)
         self._has_left = True
 
     # ------------------------------------------------------------------ waiting

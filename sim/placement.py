@@ -13,8 +13,9 @@ _UNBORN_NODE = 0
 
 
 class HotPlacement:
-    """Asks the admission policy about every admitted request's prefix and carries out what it
-    wants.
+    """Asks the admission policy about prefixes and carries out what it wants: about a declared one
+    before it is prefilled, about all others when a prompt on them is complete, as the live server
+    does.
     """
 
     def __init__(self, directory: SlabDirectory, index: PrefixIndex) -> None:
@@ -22,21 +23,37 @@ class HotPlacement:
         self._index = index
         self.promoted_tokens = 0
         self._being_placed: set[tuple[int, int, int]] = set()
+        self._candidates: list[RequestState] = []
 
-    def admit(self, state: RequestState, path: list[Node], now_s: float) -> int:
-        """Place the prefix of a request that is about to be prefilled; returns the tokens copied
-        into HOT.
+    @property
+    def has_candidates(self) -> bool:
+        """Whether `promote_used` has somebody to ask about."""
+        return bool(self._candidates)
 
-        `path` is the matched path, already locked.
+    def admit(self, state: RequestState, path: list[Node], now_s: float) -> None:
+        """Reserve a slab for what a request that is about to be prefilled declares.
+
+        `path` is the matched path, already locked; only below HOT can a slab be filled in place.
         """
-        cold = next((i for i, node in enumerate(path) if node.slots is not None), len(path))
-        if cold < len(path):
-            copied = promote(self._directory, self._index, path[cold:], now_s)
-            self.promoted_tokens += copied
-            return copied
+        if any(node.slots is not None for node in path):
+            return
         if state.request.prefix_tokens > sum(node.length for node in path):
             self._reserve(state, now_s)
-        return 0
+
+    def used(self, state: RequestState) -> None:
+        """A request has run on its path: admission is asked about it before the next step."""
+        self._candidates.append(state)
+
+    def promote_used(self, now_s: float) -> int:
+        """Copy what admission wants of the paths used since the last call; returns the tokens."""
+        states, self._candidates = self._candidates, []
+        ends = {s.last_node.node_id: s.last_node for s in states if s.last_node is not None}
+        copied = 0
+        for node in ends.values():
+            chain = [member for member in node.path() if member.slots is not None]
+            copied += promote(self._directory, self._index, chain, now_s)
+        self.promoted_tokens += copied
+        return copied
 
     def promote_read(self, rows: Sequence[RequestState], now_s: float) -> int:
         """Copy what rows read in common in COLD into free HOT; returns the tokens.

@@ -64,10 +64,30 @@ class Pools:
         path = _locked(state).path()
         base_of = self.index.base_of
         self.groups.join([(node.node_id, node.length, base_of(node)) for node in path])
-        hot_tokens = sum([node.length for node in path if node.slots is None])
-        self.batch.set_private(state, state.fill_tokens - hot_tokens)
-        if not state.generated:
-            state.hot_tokens = hot_tokens
+        self.batch.set_private(state, state.fill_tokens - _hot_tokens(path))
+
+    def promote_used(self, now_s: float) -> int:
+        """Place what prompts have shown to be shared; returns the tokens copied into HOT."""
+        copied = self.placement.promote_used(now_s) if self.placement is not None else 0
+        return self._promoted(copied)
+
+    def promote_read(self, now_s: float) -> int:
+        """Copy what running rows read in common in COLD into free HOT; returns the tokens."""
+        placement, rows = self.placement, self.batch.states
+        copied = placement.promote_read(rows, now_s) if placement is not None else 0
+        return self._promoted(copied)
+
+    def _promoted(self, copied: int) -> int:
+        """Rows that read what has become HOT read less alone."""
+        if copied:
+            for state in self.batch.states:
+                hot_tokens = _hot_tokens(_locked(state).path())
+                self.batch.set_private(state, state.fill_tokens - hot_tokens)
+        return copied
+
+    def hot_tokens_of(self, state: RequestState) -> int:
+        """Tokens on a request's path that are HOT."""
+        return _hot_tokens(_locked(state).path())
 
     def decode(self, steps: int) -> None:
         """Take the slots of `steps` decode steps of all rows; they were promised when the jump was
@@ -89,7 +109,7 @@ class Pools:
             self.batch.advance(slots, taken)
             steps -= taken
 
-    def release(self, state: RequestState, now_s: float) -> None:
+    def release(self, state: RequestState) -> None:
         """A finished row leaves; its output is cached below its prompt, as the live tree does.
 
         The last output token has KV only if an overlapped scheduler ran the row once more.
@@ -98,7 +118,7 @@ class Pools:
         slots = self._leave(state, node)
         if len(slots):
             run = (state.output_segment, state.generated, len(slots))
-            self.index.append_leaf(node, run, slots, now_s)
+            self.index.append_leaf(node, run, slots)
         self.index.refresh(node)
         self.index.unlock(node)
         state.last_node = state.cursor = None
@@ -138,6 +158,10 @@ class Pools:
                 f"cached + decoding == cold_used must hold, got {cached} + {decoding} and"
                 f" {self.allocator.cold_used}"
             )
+
+
+def _hot_tokens(path: list[Node]) -> int:
+    return sum([node.length for node in path if node.slots is None])
 
 
 def _locked(state: RequestState) -> Node:

@@ -47,8 +47,8 @@ class PrefixIndex:
     def match(self, prompt: tuple[Run, ...], limit: int) -> tuple[Cursor, list[Node]]:
         """Longest cached prefix of `prompt`, at most `limit` tokens; may split the last node.
 
-        Refreshes the nodes' recency, as the live radix cache does; `count_use` is for a match that
-        a request goes on to use.
+        Refreshes the nodes' recency, as the live radix cache does; `count_use` is for a prompt that
+        is complete.
         """
         self._clock += 1
         cursor = Cursor(self.root)
@@ -68,11 +68,13 @@ class PrefixIndex:
             node = node.parent
 
     def count_use(self, path: list[Node], now_s: float) -> None:
-        """A request runs on this matched path: what admission policies judge a prefix by."""
+        """A request has run on this path: what admission policies judge a prefix by."""
         for node in path:
             node.hits += 1
             node.last_use_s = now_s
-            if node.slots is None:
+            if node.hits == 1:
+                node.first_use_s = now_s
+            elif node.slots is None:  # a new node's slab has its first use
                 self.directory.touch(node.node_id, now_s)
 
     def _step_down(
@@ -136,7 +138,6 @@ class PrefixIndex:
         cursor: Cursor,
         prompt: tuple[Run, ...],
         cold_slots: Slots,
-        now_s: float,
         reservation: Reservation | None = None,
         hot_tokens: int = 0,
     ) -> None:
@@ -151,7 +152,7 @@ class PrefixIndex:
             node, tokens = self._step_down(cursor, prompt, cursor.depth + hot_tokens)
             if node is None:
                 tokens = hot_tokens
-                node = self._append(cursor, prompt, hot_tokens, None, now_s)
+                node = self._append(cursor, prompt, hot_tokens, None)
             elif node.slots is not None:
                 self._drop_cold(node)
             else:  # promoted meanwhile: our copy is surplus
@@ -164,7 +165,7 @@ class PrefixIndex:
         while cursor.depth < end:
             node, tokens = self._step_down(cursor, prompt, end)
             if node is None:
-                self._append(cursor, prompt, end - cursor.depth, cold_slots[used:], now_s)
+                self._append(cursor, prompt, end - cursor.depth, cold_slots[used:])
                 return
             self.allocator.free_cold(cold_slots[used : used + tokens])
             used += tokens
@@ -175,14 +176,11 @@ class PrefixIndex:
         prompt: tuple[Run, ...],
         tokens: int,
         slots: Slots | None,
-        now_s: float,
     ) -> Node:
         runs, run, offset = take_runs(prompt, cursor.run, cursor.offset, tokens)
         node = Node(self._new_id(), cursor.node, runs, tokens, slots)
         self._clock += 1
         node.last_access = self._clock
-        node.hits = 1
-        node.first_use_s = node.last_use_s = now_s
         cursor.node.children[node.key] = node
         cursor.node, cursor.run, cursor.offset = node, run, offset
         cursor.depth += tokens
@@ -191,10 +189,10 @@ class PrefixIndex:
             self._offer(node)
         return node
 
-    def append_leaf(self, parent: Node, run: NodeRun, slots: Slots, now_s: float) -> None:
+    def append_leaf(self, parent: Node, run: NodeRun, slots: Slots) -> None:
         """Hang generated tokens below a finished prompt; what is cached already keeps its place."""
         segment, start, length = run
-        self.insert(Cursor(parent, 0, start), (Run(segment, start + length),), slots, now_s)
+        self.insert(Cursor(parent, 0, start), (Run(segment, start + length),), slots)
 
     # ------------------------------------------------------------------ locking
 

@@ -43,9 +43,8 @@ class Repartitioner:
             window = self._lookout.look(now_ns / 1e9, self._load(scheduler, retractions))
             boundary.steer(self._policy, window, scheduler.all_fit)
         copied = boundary.advance()
-        placement = self._pools.placement
-        if boundary.moves > moves and placement is not None:
-            copied += placement.promote_read(self._pools.batch.states, now_ns / 1e9)
+        if boundary.moves > moves:
+            copied += self._pools.promote_read(now_ns / 1e9)
         return copied
 
     def _load(self, scheduler: Scheduler, retractions: int) -> Load:
@@ -53,6 +52,7 @@ class Repartitioner:
         segments = pools.groups.segments()
         return Load(
             pools.index.evictable_tokens,
+            scheduler.promised_tokens,
             sum(state.fill_tokens for state in scheduler.waiting),
             pools.batch.context_tokens - pools.groups.shared_tokens,
             scheduler.cold_refusals,

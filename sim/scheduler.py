@@ -81,7 +81,6 @@ class Scheduler:
         self.waiting: deque[RequestState] = deque()
         self.is_full = False
         self.ratio = NewTokenRatio(config.schedule_conservativeness)
-        self.copied_tokens = 0
         self.cold_refusals = 0
         self._config = config
         self._index = index
@@ -93,6 +92,12 @@ class Scheduler:
     def chunked(self) -> RequestState | None:
         """The request whose prompt is being prefilled in chunks."""
         return self._chunked
+
+    @property
+    def promised_tokens(self) -> int:
+        """COLD tokens that the request in chunks has still to take."""
+        state = self._chunked
+        return 0 if state is None else state.fill_tokens - _depth(state)
 
     def fits(self, state: RequestState, cold_tokens: int) -> bool:
         """Whether the request can ever be admitted: prompt, output and a spare slot within COLD."""
@@ -110,9 +115,8 @@ class Scheduler:
         """Requests to prefill now, with slots not yet taken; empty when decoding should go on.
 
         `unseen_tokens` is the output that the running rows have written but an overlapped scheduler
-        has not seen. Sets `copied_tokens` to the tokens that promotions copy in this step.
+        has not seen.
         """
-        self.copied_tokens = 0
         if (self.is_full or not self.waiting) and self._chunked is None:
             return []
         if len(self._batch) >= self._config.max_running_requests and self._chunked is None:
@@ -195,9 +199,8 @@ class Scheduler:
         state.cursor, state.last_node = cursor, cursor.node
         if state.generated == 0:
             state.cached_tokens = cursor.depth
-        self._index.count_use(path, now_s)
         if self._placement is not None:
-            self.copied_tokens += self._placement.admit(state, path, now_s)
+            self._placement.admit(state, path, now_s)
         budget.charge(take, 0 if truncated else _charged_output(state))
         return PrefillItem(state, cursor.depth, take, truncated)
 
@@ -227,15 +230,20 @@ class Scheduler:
         if state.cursor is None or state.last_node is None or slots is None:
             raise IntegrityError("a request was cached before it was prefilled")
         before, hot = state.last_node, item.hot_tokens
-        self._index.insert(state.cursor, state.fill, slots, now_s, state.reservation, hot)
+        self._index.insert(state.cursor, state.fill, slots, state.reservation, hot)
         after = state.cursor.node
         if after is not before:
             self._index.lock(after, before)
             state.last_node = after
         self._index.refresh(after)
-        if self._placement is not None and (
-            not item.truncated or state.cursor.depth >= state.request.prefix_tokens
-        ):
+        if not item.truncated:
+            self._index.count_use(after.path(), now_s)
+        if self._placement is None:
+            return
+        if not item.truncated:
+            self._placement.finish(state)
+            self._placement.used(state)
+        elif state.cursor.depth >= state.request.prefix_tokens:
             self._placement.finish(state)
 
     def _hot_part(self, state: RequestState, extend_tokens: int) -> int:

@@ -82,6 +82,8 @@ class Server:
 
 
 _OURS = {"attention_backend": "granikv", "radix_cache_backend": "granikv"}
+# SGLang checks at every step that no slot is lost, and ends a server that has lost one.
+STRICT = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1"}
 NO_HOT = {"GRANIKV_HOT_FRACTION": "0.00001"}  # room for no prefix worth a slab
 _VARIANTS = (
     Variant("stock", {"attention_backend": "fa3"}),

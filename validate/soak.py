@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from granikv.validate.servers import VARIANTS, serving
+from granikv.validate.servers import STRICT, VARIANTS, serving
 
 Choices = Mapping[str, str | float]
 # HOT far too small, COLD far too small, and a plain one; all policies and modes; moving boundaries.
@@ -34,7 +34,6 @@ PHASES: tuple[Choices, ...] = (
 )
 _LOOKS = {"GRANIKV_POLICY_INTERVAL_S": "0.2", "GRANIKV_MOVE_TOKENS_PER_STEP": "500"}
 _IDLE_S = 2.0  # between phases: SGLang's check runs when it has nothing to do
-_CHECKS = "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY"  # 1: a lost slot ends the server
 _ABORTED = 0.15
 _DECLARED = 0.3  # of the requests on a prefix
 
@@ -174,7 +173,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(argv)
     sizes = Sizes(**json.loads(chosen.sizes))
     arguments = {"max_total_tokens": sizes.pool_tokens, **json.loads(chosen.engine)}
-    variant = replace(VARIANTS["granikv"].given(arguments), variables={_CHECKS: "1", **_LOOKS})
+    variant = replace(VARIANTS["granikv"].given(arguments), variables={**STRICT, **_LOOKS})
     phases = PHASES if arguments.get("tp_size", 1) == 1 else list(map(_without_clock, PHASES))
     with serving(variant, chosen.model) as server:
         work = soak(server.client, phases, chosen.requests, sizes, chosen.vocabulary)

@@ -97,17 +97,21 @@ class Boundary:
             if window.hot_misses.get("fragmented"):
                 self.compact()
         elif all_fit(window.size_tokens - target):
-            self.begin(target)
+            self.begin(target, window.cold_promised)
 
-    def begin(self, hot_tokens: int) -> bool:
+    def begin(self, hot_tokens: int, promised_tokens: int = 0) -> bool:
         """Set out for a boundary, or as near as it can come; False when it cannot move at all now.
+
+        Args:
+            hot_tokens: HOT wanted.
+            promised_tokens: COLD that must be left beside what requests hold.
 
         Raises:
             ValueError: `hot_tokens` is not in 0..size_tokens - 1, or a move is under way.
         """
         if self.is_moving:
             raise ValueError("only one move at a time: another is under way")
-        migration = self._plan(hot_tokens)
+        migration = self._plan(hot_tokens, promised_tokens)
         if migration is None:
             return False
         self._allocator.begin_move(migration)
@@ -142,12 +146,12 @@ class Boundary:
 
     # ------------------------------------------------------------------ growing
 
-    def _plan(self, hot_tokens: int) -> Migration | None:
+    def _plan(self, hot_tokens: int, promised_tokens: int) -> Migration | None:
         allocator = self._allocator
         growth = hot_tokens - allocator.hot_tokens
         if growth > 0:
             # As many free slots as the region is long: then what is held there fits behind it.
-            if growth > allocator.cold_free + self._holders.evictable_tokens:
+            if growth + promised_tokens > allocator.cold_free + self._holders.evictable_tokens:
                 return None
             self._holders.ensure_cold(growth)
             migration = allocator.plan_move(hot_tokens)

@@ -31,6 +31,7 @@ class Load:
     """
 
     cold_evictable: int
+    cold_promised: int
     cold_waiting_tokens: int
     private_tokens: int
     cold_refusals: int
@@ -60,6 +61,7 @@ class Lookout:
             cold_used=allocator.cold_used,
             cold_free=allocator.cold_free,
             cold_evictable=load.cold_evictable,
+            cold_promised=load.cold_promised,
             cold_waiting_tokens=load.cold_waiting_tokens,
             hot_misses=dict(Counter(totals.hot_misses) - Counter(seen.hot_misses)),
             hot_miss_tokens=totals.hot_miss_tokens - seen.hot_miss_tokens,

@@ -21,6 +21,7 @@ class Window:
         cold_used: COLD tokens held, cached ones included.
         cold_free: COLD tokens free.
         cold_evictable: cached COLD tokens that no request holds: they go when room is needed.
+        cold_promised: COLD tokens that a prompt in chunks has still to take: it cannot wait.
         cold_waiting_tokens: COLD tokens that queued requests need before they can run.
         hot_misses: wanted slabs that could not be had in this window, by reason.
         hot_miss_tokens: tokens of those slabs.
@@ -43,6 +44,7 @@ class Window:
     cold_used: int
     cold_free: int
     cold_evictable: int
+    cold_promised: int
     cold_waiting_tokens: int
     hot_misses: Mapping[str, int]
     hot_miss_tokens: int
@@ -60,8 +62,8 @@ class Window:
 
     @property
     def cold_idle(self) -> int:
-        """COLD tokens that no request holds."""
-        return self.cold_free + self.cold_evictable
+        """COLD tokens that no request holds or was promised."""
+        return max(0, self.cold_free + self.cold_evictable - self.cold_promised)
 
     @property
     def hot_unread(self) -> int:

@@ -144,6 +144,11 @@ class LiveRepartitioner:
         )
         return max(ends, default=0) <= cold_tokens - 2
 
+    def _promised_tokens(self) -> int:
+        """What a prompt in chunks has still to take: SGLang ends the server that has not got it."""
+        req = self._scheduler.chunked_req
+        return 0 if req is None else len(req.full_untruncated_fill_ids) - req.extend_range.end
+
     def _window(self, now_s: float) -> Window:
         batch = self._scheduler.running_batch
         # A row that has ended is in the batch for one step more, and has nothing.
@@ -154,7 +159,8 @@ class LiveRepartitioner:
         )
         waiting = sum(len(req.origin_input_ids) for req in self._scheduler.waiting_queue)
         evictable = int(self._tree.evictable_size())
-        load = Load(evictable, waiting, private, self.cold_refusals, self.retractions, segments)
+        promised, counts = self._promised_tokens(), (self.cold_refusals, self.retractions)
+        load = Load(evictable, promised, waiting, private, *counts, segments)
         return self._lookout.look(now_s, load)
 
 

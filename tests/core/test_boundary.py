@@ -188,13 +188,13 @@ class BoundaryMachine(RuleBasedStateMachine):
             self.tree.split_hot(node, left)
 
     @precondition(lambda self: not self.tree.boundary.is_moving)
-    @rule(hot=st.integers(0, SIZE - 1))
-    def begin(self, hot):
+    @rule(hot=st.integers(0, SIZE - 1), promised=st.integers(0, 20))
+    def begin(self, hot, promised):
         tree = self.tree
-        room = tree.allocator.cold_free + tree.evictable_tokens
+        room = tree.allocator.cold_free + tree.evictable_tokens - promised
         locked = set(tree.locked)
         before = tree.allocator.hot_tokens
-        began = tree.boundary.begin(hot)
+        began = tree.boundary.begin(hot, promised)
         assert began == (hot < before or hot - before <= room) or hot == before
         assert locked <= set(tree.cold) | set(tree.hot)
         if began:

@@ -33,6 +33,7 @@ from granikv.core.step import Mode
 from granikv.sim.metrics import summarise
 from granikv.traces.live_records import convert
 from granikv.traces.records import read_run
+from granikv.validate import flip_policy
 
 PROMPTS, HINTED = prompts()
 SHARING = 4  # of the prompts
@@ -46,12 +47,6 @@ DENSE = {"configure": {"dispatch": "dense", "admission": "paper", "hot_fraction"
 COLD = {"configure": {"hot_fraction": 0.00001}}
 SIZE = {"max_total_tokens": 2500}
 LONG_ROUND = {"prompts": PROMPTS, "sampling": GREEDY | {"max_new_tokens": 24}}
-FLIPPING = """
-class Flip:
-    def observe(self, window):
-        large = window.hot_tokens > window.size_tokens // 2
-        return int(window.size_tokens * (0.3 if large else 0.6))
-"""
 SOAK_SIZES = {
     "pool_tokens": 1800,
     "prefix_tokens": 450,
@@ -66,7 +61,6 @@ def runs(tmp_path_factory):
     """All engines, the longest first; each test waits for its own."""
     folder = tmp_path_factory.mktemp("engines")
     engines = Engines(folder, write_model(folder / "model"))
-    (folder / "flip.py").write_text(FLIPPING)
     same_bits = {"GRANIKV_DETERMINISTIC": "1", "GRANIKV_ADMISSION": "paper"}
     ours, stock = OURS | SIZE, STOCK | SIZE
     try:
@@ -90,7 +84,7 @@ def runs(tmp_path_factory):
                 ours,
                 [LONG_ROUND] * 3,
                 GRANIKV_HOT_FRACTION="0.3",
-                GRANIKV_REPARTITION=f"{folder}/flip.py:Flip",
+                GRANIKV_REPARTITION=f"{flip_policy.__file__}:FlipPolicy",
                 GRANIKV_POLICY_INTERVAL_S="0.001",
                 GRANIKV_MOVE_TOKENS_PER_STEP="16",
                 SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY="1",

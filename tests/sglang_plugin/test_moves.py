@@ -289,6 +289,23 @@ def test_no_move_takes_the_room_of_a_request_that_was_let_in(live, is_queued):
     assert (server.allocator.core.hot_tokens, ours.steps) == (10, 0)
 
 
+@pytest.mark.parametrize(("to_come", "began"), [(5, True), (6, False)])
+def test_no_move_takes_what_a_prompt_in_chunks_has_still_to_take(live, to_come, began):
+    """SGLang checks only once, before the first chunk, that the whole prompt fits: 80 tokens are
+    free, HOT wants 75.
+    """
+    server = make_server(20)
+    policy = Wanting(95)
+    ours, _ = live(server, policy)
+    server.scheduler.chunked_req = SimpleNamespace(
+        full_untruncated_fill_ids=[0] * (30 + to_come), extend_range=SimpleNamespace(end=30)
+    )
+    ours._boundary.steer(policy, ours._window(0.0), lambda cold_tokens: True)
+    assert policy.seen[0].cold_promised == to_come
+    assert policy.seen[0].cold_idle == 80 - to_come
+    assert ours._boundary.is_moving is began
+
+
 def test_a_static_split_does_nothing(monkeypatch):
     server = make_server(10)
     server.scheduler.ps = SimpleNamespace(tp_size=1)

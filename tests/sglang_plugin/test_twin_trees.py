@@ -74,7 +74,7 @@ class Simulated:
         if not self.index.ensure_cold(missing):
             self.index.unlock(before)
             return None
-        self.index.insert(cursor, runs, self.core.alloc_cold(missing), now_s)
+        self.index.insert(cursor, runs, self.core.alloc_cold(missing))
         after = cursor.node
         if after is not before:
             self.index.lock(after, before)

@@ -7,6 +7,7 @@ from sim_support import (
     COPY_NS_PER_TOKEN,
     EXTEND_NS,
     EXTEND_NS_PER_TOKEN,
+    STEP_NS,
     Bench,
     Result,
     prompt,
@@ -53,7 +54,9 @@ def _last_segments(result: Result) -> list[list[int]]:
 
 @pytest.mark.parametrize("admission", ["paper", "shared", "value"])
 def test_a_prefix_is_promoted_on_its_second_use(admission: str) -> None:
-    """Only what is shared moves: 400 tokens, without the 20 that follow; the step pays the copy."""
+    """Only what is shared moves: 400 tokens, without the 20 that follow. The second prompt
+    counts once it is complete, so that a decode step pays the copy.
+    """
     requests = [_ask(0, 0.0, (1, 400)), _ask(1, 100e-6, (1, 400))]
     bench = Bench(requests, _hot(admission=admission)).run(90e-6)
     assert _slabs(bench) == []
@@ -61,11 +64,13 @@ def test_a_prefix_is_promoted_on_its_second_use(admission: str) -> None:
     assert _slabs(bench) == [(1, 400)]
     assert _hot_segments(bench) == [Segment(1, 400, 2)]
     result = run(requests, _hot(admission=admission))
-    assert result.requests["hot_tokens"].to_list() == [0, 400]
+    assert result.requests["hot_tokens"].to_list() == [400, 400]
     assert result.outcome.promoted_tokens == 400
-    second = result.steps.filter(result.steps["kind"] == "extend")["gpu_us"][1]
-    expected = EXTEND_NS + 20 * EXTEND_NS_PER_TOKEN + 400 * COPY_NS_PER_TOKEN
-    assert round(second * 1e3) == expected
+    kinds, ns = result.steps["kind"].to_list(), (result.steps["gpu_us"] * 1e3).round().to_list()
+    assert kinds == ["extend", "decode", "extend", "decode", "decode"]
+    assert ns[2] == EXTEND_NS + 20 * EXTEND_NS_PER_TOKEN
+    steps = result.steps["iter"][4] - result.steps["iter"][3]
+    assert ns[3] == steps * STEP_NS + 400 * COPY_NS_PER_TOKEN
 
 
 def test_a_declared_prefix_is_prefilled_in_place() -> None:
@@ -143,7 +148,7 @@ def test_without_room_a_prefix_stays_cold_and_is_counted(admission: str) -> None
     requests = [_ask(i, 100e-6 * i, (1 + i // 2, 400)) for i in range(4)]
     result = run(requests, config)
     assert result.outcome.finished == 4
-    assert result.requests["hot_tokens"].to_list() == [0, 400, 0, 0]
+    assert result.requests["hot_tokens"].to_list() == [400, 400, 0, 0]
     assert result.outcome.hot_misses == {"no_room": 1}
 
 

@@ -114,7 +114,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
         hot_slots: list[int] = []
         if hot and holder.reservation is not None:
             hot_slots = self.directory.take(holder.reservation, hot).tolist()
-        self.index.insert(holder.cursor, holder.runs, cold_slots, 0.0, holder.reservation, hot)
+        self.index.insert(holder.cursor, holder.runs, cold_slots, holder.reservation, hot)
         freed = self.model.insert(tokens, depth, hot_slots, is_hot=True) if hot else []
         if count > hot:
             cold = cold_slots.tolist()
@@ -138,7 +138,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
         if answer and depth == len(tokens) and self._ensure(answer):
             slots = self.allocator.alloc_cold(answer)
             assert slots is not None
-            self.index.append_leaf(holder.node, (segment, 0, answer), slots, 0.0)
+            self.index.append_leaf(holder.node, (segment, 0, answer), slots)
             said = (*tokens, *((segment, place) for place in range(answer)))
             freed = self.model.insert(said, depth, slots.tolist(), is_hot=False)
             self.free_cold += len(freed) - answer
@@ -243,7 +243,7 @@ def _cache(index: PrefixIndex, *runs: tuple[int, int]) -> Node:
     cursor, _ = index.match(wanted, length)
     slots = index.allocator.alloc_cold(length - cursor.depth)
     assert slots is not None
-    index.insert(cursor, wanted, slots, 0.0)
+    index.insert(cursor, wanted, slots)
     return cursor.node
 
 
