@@ -131,6 +131,7 @@ def _steady(steady: Iterable["SteadyComparison"]) -> Table:
 
 def _decisions(ladder: "Ladder") -> Table:
     headers = ["workload", "choices", "best live", "the simulator's", "lost", "best over worst"]
+    headers += ["simulated"]
     table = wide_table("5. Decisions: what the simulator would have chosen", headers)
     by_server = [one for one in ladder.decisions if one.question == "server"]
     counting = [one for one in by_server if one.counts]
@@ -147,7 +148,7 @@ def _decisions(ladder: "Ladder") -> Table:
         if one.question == "settings":
             lost = f"{one.loss:.1%}" if one.counts else "does not count"
             cells = (one.workload, f"{one.settings}", one.best, one.chosen, lost)
-            table.add_row(*cells, f"{one.range:+.0%}")
+            table.add_row(*cells, f"{one.range:+.1%}", f"{one.simulated_range:+.1%}")
     return table
 
 

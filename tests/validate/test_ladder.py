@@ -176,6 +176,8 @@ def test_the_best_choice_and_what_another_costs():
     )
     assert (settings.question, settings.best, settings.chosen) == ("settings", "0.1", "0.2")
     assert settings.loss == pytest.approx(0.02)
+    assert (settings.range, settings.simulated_range) == pytest.approx((100 / 70 - 1, 90 / 40 - 1))
+    assert settings.points == pytest.approx(100 * (90 / 40 - 100 / 70))
     assert settings.counts
     assert not even.counts
 

@@ -49,8 +49,8 @@ def test_saturated_runs() -> None:
     read at other times than those of one.
     """
     every = [report for report in ladder().runs if report.requests is not None]
-    assert len(every) == 32
-    reports = [report for report in every if "@" not in report.run.name]
+    assert len(every) == 39
+    reports = [report for report in every if _is_saturated(report.run.name)]
     assert len(reports) == 6
     for report in reports:
         found = report.requests
@@ -65,25 +65,50 @@ def test_saturated_runs() -> None:
     assert max(errors) <= 0.065
 
 
+def _is_saturated(name: str) -> bool:
+    """Behind one prefix, with a window of finishes."""
+    return "poisson" in name and "@" not in name
+
+
 def test_the_schedule_is_the_live_servers_own() -> None:
     """With a run's own step times nothing is left to blame on scheduling, caching or placement.
 
     That holds to the point behind one prefix. A step's time is that of the nearest one in rows and
-    private tokens, so that of several prefixes, hardly two steps alike, it says less.
+    private tokens, so that of several prefixes, hardly two steps alike, it says less: most where
+    HOT is far too large (5.3 %, with the cost model's times 0.9 %).
     """
     schedules = {
         report.run.name: report.schedule for report in ladder().runs if report.schedule is not None
     }
-    assert len(schedules) == 29
+    assert len(schedules) == 36
     errors = [abs(found.requests.throughput_error) for found in schedules.values()]
     assert np.median(errors) <= 0.01
-    assert max(errors) <= 0.05
-    one_prefix = [found for name, found in schedules.items() if "@" not in name]
+    assert max(errors) <= 0.055
+    one_prefix = [found for name, found in schedules.items() if _is_saturated(name)]
     assert len(one_prefix) == 3
     for found in one_prefix:
         assert abs(found.requests.throughput_error) <= 0.01
         assert found.requests.same_cached > 0.99
         assert found.live_hot_used == found.simulated_hot_used
+
+
+@pytest.mark.parametrize("load", ["morning-night", "night-morning"])
+def test_moving_boundaries(load: str) -> None:
+    """Goals: the same winner, and a gain of `marginal` over a fixed 0.2 within 3 points."""
+    reports = [report for report in ladder().runs if load in report.run.name]
+    assert len(reports) == (3 if load == "morning-night" else 2)
+    for report in reports:
+        found = report.requests
+        assert found is not None
+        assert found.pairs == report.run.requests.height, "a request was lost"
+        assert abs(found.throughput_error) <= 0.025
+        assert abs(found.cached_points) <= 0.3
+        moves = report.run.steps["migrated_tokens"].sum()
+        assert (moves > 190_000) is report.run.name.endswith("marginal")
+    (decision,) = [one for one in ladder().decisions if f"trace-{load}," in one.workload]
+    assert decision.best == decision.chosen == "granikv repartition=marginal"
+    assert decision.range > 0.4
+    assert abs(decision.points) <= 3.0
 
 
 def test_decisions() -> None:

@@ -36,6 +36,7 @@ class Decision:
         best, chosen: what was best on the server, and what the simulator would have taken.
         loss: share of the best live rate that is lost with `chosen`.
         range: best live rate over the worst, less 1.
+        simulated_range: the same two settings in the simulator.
     """
 
     question: str
@@ -45,6 +46,12 @@ class Decision:
     chosen: str
     loss: float
     range: float
+    simulated_range: float
+
+    @property
+    def points(self) -> float:
+        """Simulated less live gain of the best setting over the worst, in percentage points."""
+        return 100 * (self.simulated_range - self.range)
 
     @property
     def counts(self) -> bool:
@@ -81,6 +88,7 @@ def _decision(question: str, workload: str, outcomes: list[Outcome]) -> Decision
     live = {name: _mean(o.live for o in found) for name, found in settings.items()}
     simulated = {name: _mean(o.simulated for o in found) for name, found in settings.items()}
     best, chosen = max(live, key=live.__getitem__), max(simulated, key=simulated.__getitem__)
+    worst = min(live, key=live.__getitem__)
     return Decision(
         question,
         workload,
@@ -88,7 +96,8 @@ def _decision(question: str, workload: str, outcomes: list[Outcome]) -> Decision
         best,
         chosen,
         1 - live[chosen] / live[best],
-        live[best] / min(live.values()) - 1,
+        live[best] / live[worst] - 1,
+        simulated[best] / simulated[worst] - 1,
     )
 
 

@@ -204,6 +204,7 @@ def figures(ladder: Ladder) -> dict[str, float]:
     for decision in ladder.decisions:
         if decision.counts:
             found[f"{decision.question} {decision.workload}"] = decision.loss
+            found[f"gain {decision.question} {decision.workload}"] = abs(decision.points) / 100
     for one in ladder.saturations:
         if one.error is not None:
             found[f"saturation {one.workload}"] = abs(one.error)
