@@ -121,3 +121,22 @@ def test_a_run_without_a_trace_says_itself_what_it_shared() -> None:
     alone = LiveRun(run.folder, run.header, run.requests, run.steps, None, ())
     assert SharedReads.of(alone).at(_step(2250, (hot,))) == ((hot,), 2250)
     assert SharedReads.of(alone).filled(run.steps).equals(run.steps)
+
+
+def test_without_requests_nobody_knows_what_rows_shared_before_a_slab_was_theirs() -> None:
+    slab = (Segment(7, 1000, 5),)
+    told = [(1, ()), (5, ()), (3, ()), (5, ()), (5, slab), (6, ()), (5, slab), (1, ()), (5, ())]
+    steps = [
+        _step(5000, segments, rows=rows, iter=number, start_s=float(number))
+        for number, (rows, segments) in enumerate(told)
+    ]
+    steps.insert(3, _step(0, **EXTEND, iter=20, start_s=2.5))
+    run = _run(*steps)
+    reads = SharedReads.of(LiveRun(run.folder, run.header, run.requests, run.steps, None, ()))
+    unknown = [step["iter"] for step in steps if not reads.knows(step)]
+    assert unknown == [1, 2, 3]
+
+
+def test_what_rows_shared_is_not_known_where_rows_do_not_add_up() -> None:
+    reads = SharedReads.of(_run())
+    assert [rows for rows in range(1, 9) if reads.knows(_step(4050, rows=rows))] == [4, 5, 6, 7, 8]

@@ -7,8 +7,9 @@ were decoding then, and their prompts.
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Self
 
 import numpy as np
@@ -17,7 +18,10 @@ from numpy.typing import NDArray
 
 from granikv.core.step import Launch, Mode, Segment, StepPlan
 from granikv.traces.request import Run
+from granikv.validate.compare.batch_spans import Span, batch_spans
 from granikv.validate.compare.live_run import LiveRun
+
+_ROWS_OFF, _SHARE_OFF = 2, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,12 @@ class _Readers:
     length: int
     begin_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, length: int, spans: Iterable[Span]) -> Self:
+        """From the spans of the requests."""
+        begin_s, end_s = np.sort(np.array([*spans]).reshape(-1, 2), axis=0).T
+        return cls(length, begin_s, end_s)
 
     def at(self, time_s: float) -> int:
         """Requests that decode at a moment."""
@@ -39,29 +49,39 @@ class SharedReads:
     """Of one run; without readers every step says itself what it shared."""
 
     _readers: list[_Readers] = field(default_factory=list)
+    _rows: _Readers | None = None
+    _unknown: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, run: LiveRun) -> Self:
         """Prefixes of a run: first runs of prompts that two or more requests share."""
         if run.trace is None:
-            return cls()
-        times = {
-            row["id"]: (row["first_token_s"], row["finish_s"])
-            for row in run.requests.iter_rows(named=True)
-            if row["first_token_s"] is not None
-        }
-        readers: dict[Run, list[tuple[float, float]]] = defaultdict(list)
+            return cls(_unknown=_before_promotion(run.steps))
+        times = batch_spans(run.requests, run.steps)
+        readers: dict[Run, list[list[Span]]] = defaultdict(list)
         for request in run.trace:
             if request.request_id in times and len(request.prompt) > 1:
-                begin_s, end_s = times[request.request_id]
-                readers[request.prompt[0]].append((begin_s, np.inf if end_s is None else end_s))
+                readers[request.prompt[0]].append(times[request.request_id])
         return cls(
             [
-                _Readers(prefix.length, *np.sort(np.array(spans), axis=0).T)
+                _Readers.of(prefix.length, chain.from_iterable(spans))
                 for prefix, spans in readers.items()
                 if len(spans) > 1
-            ]
+            ],
+            _Readers.of(0, chain.from_iterable(times.values())),
         )
+
+    def knows(self, step: Mapping[str, Any]) -> bool:
+        """Whether it is known what the rows of a decode step shared in COLD.
+
+        It is not where more requests were decoding than the step has rows, by more than one in
+        twenty: who was waiting to come back? (Fewer may be: rows that have ended run once more.)
+        And not of a record without requests, where rows share a slab soon after.
+        """
+        if self._rows is None:
+            return step["iter"] not in self._unknown
+        waiting = self._rows.at(step["start_s"]) - int(step["rows"])
+        return waiting <= max(_ROWS_OFF, _SHARE_OFF * int(step["rows"]))
 
     def filled(self, steps: pl.DataFrame) -> pl.DataFrame:
         """Recorded steps with the segments and private tokens that `at` finds."""
@@ -119,6 +139,23 @@ class SharedReads:
                 nearest = min(fitting, key=lambda one: abs(one[1] - segment.rows))
                 nearest[0] -= segment.length
         return [(length, rows) for length, rows in left]
+
+
+def _before_promotion(steps: pl.DataFrame) -> frozenset[int]:
+    """Decode steps of rows that share no slab yet: they do in the next decode step, or are joined
+    by others that do. A row alone, or more rows than later share, share nothing.
+    """
+    found, sharing_rows = set(), 0
+    for step in reversed(steps.sort("start_s").rows(named=True)):
+        if step["kind"] != "decode":
+            continue
+        if step["segments_json"] != "[]":
+            sharing_rows = step["rows"]
+        elif 2 <= step["rows"] <= sharing_rows:
+            found.add(step["iter"])
+        else:
+            sharing_rows = 0
+    return frozenset(found)
 
 
 def plan_of(step: Mapping[str, Any], segments: int) -> StepPlan:

@@ -18,7 +18,8 @@ from granikv.validate.compare.shared_reads import SharedReads, plan_of
 # A step that starts so much later than its predecessor ended did not follow it at once: the server
 # had nothing to do, and the gap is no step time.
 _IDLE_S = 1e-3
-_UNKNOWN = "extend of several requests whose lengths were not recorded"
+_UNKNOWN_LENGTHS = "extend of several requests whose lengths were not recorded"
+_UNKNOWN_READS = "decode of rows of which it is not known what they shared in COLD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,9 @@ def step_times(run: LiveRun, cost: StepCost) -> StepTimes:
     taken_s = recorded_s(run.steps).tolist()
     for step, step_s in zip(run.steps.iter_rows(named=True), taken_s, strict=True):
         is_decode = step["kind"] == "decode"
+        if is_decode and not reads.knows(step):
+            skipped[_UNKNOWN_READS] = skipped.get(_UNKNOWN_READS, 0) + 1
+            continue
         try:
             found = _decode(step, reads, cost) if is_decode else _extend(step, sizes, cost)
         except (ValueError, KeyError) as error:
@@ -62,7 +66,7 @@ def step_times(run: LiveRun, cost: StepCost) -> StepTimes:
                 f"{run.folder}: step {step['iter']} cannot be read ({error}); record it again."
             ) from None
         if found is None:
-            skipped[_UNKNOWN] = skipped.get(_UNKNOWN, 0) + 1
+            skipped[_UNKNOWN_LENGTHS] = skipped.get(_UNKNOWN_LENGTHS, 0) + 1
             continue
         mode, predicted_ns = found
         rows.append((mode, step["rows"], step_s * 1e6, predicted_ns / 1e3))
