@@ -13,10 +13,9 @@ leaves.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 
 import simpy
-from simpy.events import EventPriority
 
 from granikv.core.dispatch import Dispatcher
 from granikv.core.repartition import RepartitionPolicy
@@ -24,35 +23,17 @@ from granikv.core.step import ExtendShape, StepShape
 from granikv.cost_models.step import StepCost
 from granikv.sim.config import ServerConfig
 from granikv.sim.ledger import Ledger
+from granikv.sim.pause import Pause
 from granikv.sim.pools import Pools
 from granikv.sim.recorder import StepRecorder
 from granikv.sim.repartitioner import Repartitioner
 from granikv.sim.requests import RequestState, Status
 from granikv.sim.scheduler import PrefillItem, Scheduler
 
-# Ordinary SimPy events have priority 1: at equal times an arrival is in the queue before the engine
-# looks.
-_AFTER_ARRIVALS = EventPriority(2)
 # Upper bound of one jump; a longer segment is simply continued.
 _MAX_STEPS = 1 << 14
 
 Process = Generator[simpy.Event, None, None]
-
-
-class Alarm(simpy.Event):
-    """Goes off after a delay and after every arrival of that instant; may be put forward."""
-
-    def __init__(self, env: simpy.Environment, delay_ns: int) -> None:
-        super().__init__(env)
-        self._ok = True
-        self._value = None
-        env.schedule(self, priority=_AFTER_ARRIVALS, delay=delay_ns)
-
-    def put_forward(self, delay_ns: int) -> "Alarm":
-        """An earlier alarm that wakes whoever waits for this one, which falls silent."""
-        earlier = Alarm(self.env, delay_ns)
-        earlier.callbacks, self.callbacks = self.callbacks, []
-        return earlier
 
 
 class Engine:
@@ -90,11 +71,7 @@ class Engine:
         self._prefilled: list[PrefillItem] = []
         self._last_joined: set[int] = set()
         self._last_was_decode = False
-        self._idle: simpy.Event | None = None
-        self._alarm: Alarm | None = None
-        self._jump_ends: Sequence[int] | None = None
-        self._jump_start_ns = 0
-        self._jump_steps = 0
+        self._pause = Pause(env, config.overlap_schedule)
         env.process(self._run())
 
     # ------------------------------------------------------------------ outside view
@@ -111,7 +88,7 @@ class Engine:
             self._end(state, Status.REFUSED)
             return
         self._inbox.append(state)
-        self._disturb()
+        self._pause.disturb(may_admit=not self.scheduler.is_full)
 
     def unfinished(self) -> list[RequestState]:
         """Requests that have arrived and not ended."""
@@ -125,24 +102,6 @@ class Engine:
         if chunked is not None and chunked not in states:
             states.append(chunked)
         return states
-
-    def _disturb(self) -> None:
-        """Something the next decision may have to see: wake up, or cut a jump short."""
-        if self._idle is not None:
-            self._idle.succeed()
-            self._idle = None
-            return
-        ends = self._jump_ends
-        if ends is None or self._alarm is None or self.scheduler.is_full:
-            return
-        # The decision after step m sees what had come by the boundary before it (overlap) or by
-        # then (no overlap).
-        since = int(self.env.now) - self._jump_start_ns
-        boundary = bisect_left(ends, since) + 1 if since > 0 else 0
-        steps = max(1, boundary + self.config.overlap_schedule)
-        if steps < self._jump_steps:
-            self._jump_steps = steps
-            self._alarm = self._alarm.put_forward(int(ends[steps - 1]) - since)
 
     # ------------------------------------------------------------------ the loop
 
@@ -166,7 +125,7 @@ class Engine:
             elif len(batch):
                 yield from self._decode(copied)
             elif copied:
-                yield self._wait(self._cost.copy_ns(copied))
+                yield self._pause.until(self._cost.copy_ns(copied))
             elif (stuck := scheduler.drop_chunked()) is not None:
                 # Nothing runs and COLD has no slot for the next chunk.
                 self._end(stuck, Status.ABORTED)
@@ -175,7 +134,7 @@ class Engine:
                 self._end(scheduler.waiting.popleft(), Status.REFUSED)
             else:
                 scheduler.ratio.restart(scheduler.ratio.first)
-                yield self._sleep()
+                yield self._pause.sleep()
 
     def _move_boundary(self) -> int:
         """This boundary's share of a repartition; returns the tokens that the next step copies.
@@ -207,7 +166,7 @@ class Engine:
         cost = self._cost.extend(new, cached, self.config.padded_tokens(sum(new)))
         copy_ns = self._cost.copy_ns(copied_tokens) if copied_tokens else 0
         self._running = items
-        yield self._wait(cost.total_ns + copy_ns)
+        yield self._pause.until(cost.total_ns + copy_ns)
 
         self._running = []
         self.scheduler.take_slots(items)
@@ -277,14 +236,10 @@ class Engine:
         start = int(self.env.now)
         if self.repartitioner.is_active and steps > 1:
             look = bisect_left(ends, self.repartitioner.next_look_ns - start - copy_ns) + 1
-            steps = min(steps, look)
-            ends = ends[:steps]
-        if steps > 1:
-            self._jump_ends, self._jump_start_ns, self._jump_steps = ends, start + copy_ns, steps
-        yield self._wait(copy_ns + int(ends[-1]))
-        if steps > 1:
-            self._jump_ends = None
-            steps = self._jump_steps
+            ends = ends[: min(steps, look)]
+        yield self._pause.jump(copy_ns, ends)
+        steps = self._pause.jumped_steps()
+        if len(ends) > 1:
             # Stepping, the decision before the coming one would have been at the last step's start.
             self._decided_ns = start + copy_ns + int(ends[steps - 2]) if steps > 1 else start
         end = int(self.env.now)
@@ -357,13 +312,3 @@ class Engine:
     def _release(self, state: RequestState) -> None:
         self.pools.release(state)
         self._has_left = True
-
-    # ------------------------------------------------------------------ waiting
-
-    def _wait(self, delay_ns: int) -> simpy.Event:
-        self._alarm = Alarm(self.env, delay_ns)
-        return self._alarm
-
-    def _sleep(self) -> simpy.Event:
-        self._idle = simpy.Event(self.env)
-        return self._idle
