@@ -51,11 +51,11 @@ class Repartitioner:
         pools = self._pools
         segments = pools.groups.segments()
         return Load(
-            pools.index.evictable_tokens,
-            scheduler.promised_tokens,
-            sum(state.fill_tokens for state in scheduler.waiting),
-            pools.batch.context_tokens - pools.groups.shared_tokens,
-            scheduler.cold_refusals,
-            retractions,
-            segments,
+            cold_evictable=pools.index.evictable_tokens,
+            cold_promised=scheduler.promised_tokens,
+            cold_waiting_tokens=sum(state.fill_tokens for state in scheduler.waiting),
+            private_tokens=pools.batch.context_tokens - pools.groups.shared_tokens,
+            cold_refusals=scheduler.cold_refusals,
+            retractions=retractions,
+            segments=segments,
         )

@@ -157,10 +157,16 @@ class LiveRepartitioner:
         private = (context_tokens(batch) if batch.reqs else 0) - sum(
             segment.rows * segment.length for segment in segments
         )
-        waiting = sum(len(req.origin_input_ids) for req in self._scheduler.waiting_queue)
-        evictable = int(self._tree.evictable_size())
-        promised, counts = self._promised_tokens(), (self.cold_refusals, self.retractions)
-        load = Load(evictable, promised, waiting, private, *counts, segments)
+        waiting = self._scheduler.waiting_queue
+        load = Load(
+            cold_evictable=int(self._tree.evictable_size()),
+            cold_promised=self._promised_tokens(),
+            cold_waiting_tokens=sum(len(req.origin_input_ids) for req in waiting),
+            private_tokens=private,
+            cold_refusals=self.cold_refusals,
+            retractions=self.retractions,
+            segments=segments,
+        )
         return self._lookout.look(now_s, load)
 
 
