@@ -21,6 +21,8 @@ from typing import Any
 
 from granikv.core.errors import TraceFormatError
 from granikv.traces.records import REQUEST_SCHEMA, STEP_SCHEMA, RunHeader, RunWriter
+from granikv.traces.request import Request, Run
+from granikv.traces.writers import write_plain
 from granikv.validate.serve_results import settings_in
 
 _STEPS_FILE = "steps-rank0.jsonl"
@@ -86,20 +88,14 @@ def _convert(row: Mapping[str, Any], source: Path, record: Path | None, folder: 
             lines = _lines(record / _STEPS_FILE, recorded.get("step_columns"))
             merge_steps(writer, lines, shift_s, end_s)
         if all(request.get("prompt") for request in requests):
-            (folder / _TRACE_FILE).write_text("".join(map(_trace_line, requests)))
+            write_plain(map(_asked, requests), folder / _TRACE_FILE)
 
 
-def _trace_line(request: Mapping[str, Any]) -> str:
-    """A request as it was asked for, a line of a plain trace."""
-    line = {
-        "id": request["id"],
-        "arrival_s": request["arrival_s"],
-        "output_tokens": request["asked_tokens"],
-        "session": request["session"],
-        "after": request["after"],
-        "prompt": request["prompt"],
-    }
-    return json.dumps({name: value for name, value in line.items() if value is not None}) + "\n"
+def _asked(request: Mapping[str, Any]) -> Request:
+    """A request as it was asked for, whatever became of it."""
+    prompt = tuple(Run(*part) for part in request["prompt"])
+    asked = (request["id"], request["arrival_s"], prompt, request["asked_tokens"])
+    return Request(*asked, session=request["session"], after=request["after"])
 
 
 def add_hot_tokens(
