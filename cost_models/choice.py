@@ -54,7 +54,7 @@ def explore(cost: StepCost, table: CostTable) -> Choice:
                 losses[name] = max(losses[name], fixed_ns / chosen_ns)
         modes.append(tuple(mode_line))
         gains.append(tuple(gain_line))
-    crossovers = {length: _crossover(cost, length) for length in LENGTHS}
+    crossovers = {length: cost.attention.dense_wins_from(length, ROWS[-1]) for length in LENGTHS}
     return Choice(ROWS, LENGTHS, tuple(modes), tuple(gains), crossovers, losses)
 
 
@@ -62,15 +62,3 @@ def _shape(cost: StepCost, rows: int, length: int) -> StepShape:
     segments = (Segment(_ONE_PREFIX_BASE, length, rows),)
     private = rows * PRIVATE_TOKENS
     return StepShape(rows, rows, private, PRIVATE_TOKENS, segments, *cost.heads[:3])
-
-
-def _crossover(cost: StepCost, length: int) -> int | None:
-    for rows in range(1, ROWS[-1] + 1):
-        dense, cascade = (
-            max(cost.attention.shared_pass(mode, length, rows))
-            + cost.attention.pass_latency_ns(mode)
-            for mode in (Mode.DENSE, Mode.CASCADE)
-        )
-        if dense < cascade:
-            return rows
-    return None

@@ -61,6 +61,20 @@ class DecodeAttention:
         _, a, b = line[piece_at(line, reads)]
         return 0.0, max(a + b * reads, self.paged.alone_ns(length)) - line[0][1]
 
+    def alone_pass_ns(self, mode: Mode, length: int, rows: float) -> float:
+        """One contiguous segment alone in one layer, its launch included."""
+        return max(self.shared_pass(mode, length, rows)) + self.pass_latency_ns(mode)
+
+    def dense_wins_from(self, length: int, most_rows: int) -> int | None:
+        """The fewest rows from which a dense pass beats a cascade, both alone; None up to
+        `most_rows`.
+        """
+        for rows in range(1, most_rows + 1):
+            dense_ns = self.alone_pass_ns(Mode.DENSE, length, rows)
+            if dense_ns < self.alone_pass_ns(Mode.CASCADE, length, rows):
+                return rows
+        return None
+
     def pass_latency_ns(self, mode: Mode) -> float:
         """Fixed time of one two-call launch; PAGED segments ride in the private pass's launch."""
         if mode == Mode.PAGED:

@@ -59,15 +59,8 @@ def saturation_rows(step_cost: StepCost) -> int:
     if stated is not None:
         return int(stated.value)
     group = step_cost.heads.q // step_cost.heads.kv
-    for rows in range(1, GRID_ROWS[-1] + 1):
-        if _pass_ns(step_cost, Mode.DENSE, rows) < _pass_ns(step_cost, Mode.CASCADE, rows):
-            return rows * group
-    return GRID_ROWS[-1] * group
-
-
-def _pass_ns(step_cost: StepCost, mode: Mode, rows: int) -> float:
-    part = step_cost.attention.shared_pass(mode, _M_SAT_LENGTH, rows)
-    return max(part) + step_cost.attention.pass_latency_ns(mode)
+    most = GRID_ROWS[-1]
+    return group * (step_cost.attention.dense_wins_from(_M_SAT_LENGTH, most) or most)
 
 
 def _private_ns_per_token(step_cost: StepCost) -> FloatArray:

@@ -14,9 +14,7 @@ _SLAB = 1  # a base above 0: the segment is contiguous
 def prefix_pass_us(cost: StepCost, mode: Mode, length: int, rows: int) -> float:
     """One launch of the prefix kernel, in us; a paged one is the stock engine's."""
     cost = cost.in_engine(is_stock=mode == Mode.PAGED)
-    return (
-        max(cost.attention.shared_pass(mode, length, rows)) + cost.attention.pass_latency_ns(mode)
-    ) / 1e3
+    return cost.attention.alone_pass_ns(mode, length, rows) / 1e3
 
 
 def cascade_over_dense(cost: StepCost, length: int, rows: int) -> float:
