@@ -99,8 +99,8 @@ class _Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class CascadeFit:
-    """The share of its stated rates that a cascade reaches; the rest is as in `FusedFit`."""
+class ShareFit:
+    """A share that calls have in common; the rest is as in `FusedFit`."""
 
     share: float
     residual: float
@@ -108,8 +108,8 @@ class CascadeFit:
     rows: int
 
 
-def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> CascadeFit:
-    """The one share of both tile rates of a cascade that leaves the least median error.
+def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> ShareFit:
+    """The one share of both stated tile rates of a cascade that leaves the least median error.
 
     `frame` holds rows of `own_rows.operator_rows` that ran as cascades in one overlapped launch;
     `params` has everything else, the fused terms included.
@@ -133,7 +133,7 @@ def fit_cascade(frame: pl.DataFrame, params: GpuParams, hardware: Hardware) -> C
     residuals = np.median(errors, axis=1)
     best = int(residuals.argmin())
     error = summarise(held_out, measured, names)
-    return CascadeFit(float(_CASCADE_SHARES[best]), float(residuals[best]), error, calls.height)
+    return ShareFit(float(_CASCADE_SHARES[best]), float(residuals[best]), error, calls.height)
 
 
 def slowed(params: GpuParams, share: float) -> GpuParams:

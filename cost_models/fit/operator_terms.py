@@ -5,7 +5,14 @@ from typing import Any
 import polars as pl
 
 from granikv.cost_models.fit import own_rows
-from granikv.cost_models.fit.fused import CELL, fit_cascade, fit_fused, slowed
+from granikv.cost_models.fit.fused import (
+    CELL,
+    FusedFit,
+    ShareFit,
+    fit_cascade,
+    fit_fused,
+    slowed,
+)
 from granikv.cost_models.fit.rereads import fit_rereads
 from granikv.cost_models.fit.result import held_out_error, rounded
 from granikv.cost_models.fit.saturation import Saturation, fit_saturation
@@ -52,10 +59,8 @@ def _fused_items(dense: pl.DataFrame, params: GpuParams, hardware: Hardware) -> 
         "what it does not hide, fitted together. It is the error of "
         f"whole calls that is given: {fit.residual:.1%} in the median; {error.median:.1%} "
         f"(p90 {error.p90:.1%}) without a batch's heads and length",
-        "rows_used": fit.rows,
-        "residual": rounded(fit.residual),
-        "held_out": held_out_error(error, "sets of heads and prefix length"),
         "valid_range": {"rows": _range(dense["rows"]), "tokens": _range(dense["length"])},
+        **_errors(fit),
     }
     share_error = max(0.05, 1.4826 * error.median / max(fit.exposed_share, 0.05))
     return {
@@ -76,16 +81,14 @@ def _fused_items(dense: pl.DataFrame, params: GpuParams, hardware: Hardware) -> 
 
 def _cascade_items(cascades: pl.DataFrame, params: GpuParams, hardware: Hardware) -> dict[str, Any]:
     fit = fit_cascade(cascades, params, hardware)
-    terms, error = slowed(params, fit.share).terms, fit.error
+    terms = slowed(params, fit.share).terms
     common = {
         "provenance": "fitted",
         "source": f"{own_rows.source_of(cascades)}: {fit.rows} batches by GraniKV's operator, all "
         f"cascade, in one launch: {fit.share:.2f} of the rates once assumed (0.35 of the peak, 5.5 "
         "TB/s from L2), one factor for both. It is the error of whole calls that is given",
-        "rows_used": fit.rows,
-        "rel_error": rounded(max(0.05, 1.4826 * error.median)),
-        "residual": rounded(fit.residual),
-        "held_out": held_out_error(error, "sets of heads and prefix length"),
+        "rel_error": rounded(max(0.05, 1.4826 * fit.error.median)),
+        **_errors(fit),
     }
     compute, reread = terms.cascade_compute_efficiency, terms.reread_bytes_per_s
     return {
@@ -97,7 +100,6 @@ def _cascade_items(cascades: pl.DataFrame, params: GpuParams, hardware: Hardware
 
 def _reread_item(paged: pl.DataFrame) -> dict[str, Any]:
     fit = fit_rereads(paged)
-    error = fit.error
     return {
         "value": round(fit.share, 3),
         "unit": "share",
@@ -105,11 +107,18 @@ def _reread_item(paged: pl.DataFrame) -> dict[str, Any]:
         "source": f"{own_rows.source_of(paged)}: {fit.rows} batches by GraniKV's private pass "
         "alone, whose rows have tokens in common: what a read of those costs, of a private one. "
         "It is the error of whole calls that is given",
-        "rows_used": fit.rows,
-        "rel_error": rounded(max(0.05, 1.4826 * error.median)),
-        "residual": rounded(fit.residual),
-        "held_out": held_out_error(error, "sets of heads and prefix length"),
+        "rel_error": rounded(max(0.05, 1.4826 * fit.error.median)),
         "valid_range": {"rows": _range(paged["rows"]), "tokens": _range(paged["length"])},
+        **_errors(fit),
+    }
+
+
+def _errors(fit: FusedFit | ShareFit) -> dict[str, Any]:
+    """Of whole calls."""
+    return {
+        "rows_used": fit.rows,
+        "residual": rounded(fit.residual),
+        "held_out": held_out_error(fit.error, "sets of heads and prefix length"),
     }
 
 

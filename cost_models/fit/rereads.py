@@ -1,12 +1,10 @@
 """fit_rereads: what GraniKV's private pass pays for tokens that several rows read."""
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
-from granikv.cost_models.fit.fused import shape_names
-from granikv.cost_models.fit.held_out import ErrorSummary, predict_unseen, summarise
+from granikv.cost_models.fit.fused import ShareFit, shape_names
+from granikv.cost_models.fit.held_out import predict_unseen, summarise
 from granikv.cost_models.fit.robust import bounded_fit
 from granikv.cost_models.ideal import ELEMENT_BYTES
 from granikv.cost_models.surface import FloatArray
@@ -15,25 +13,9 @@ _SOFTNESS = 0.1  # relative error from which a row counts less
 _LEAST_READERS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class RereadFit:
-    """What a read from L2 costs of a read from memory, and errors of whole calls with it.
-
-    Attributes:
-        share: of the time of a read from memory.
-        residual: median absolute relative error of calls.
-        error: the same of calls predicted without any of their heads and prefix length.
-        rows: calls used.
-    """
-
-    share: float
-    residual: float
-    error: ErrorSummary
-    rows: int
-
-
-def fit_rereads(frame: pl.DataFrame) -> RereadFit:
-    """Robust least squares of relative error over a launch, a private read and a shared read.
+def fit_rereads(frame: pl.DataFrame) -> ShareFit:
+    """What a read from L2 costs, as a share of a read from memory: robust least squares of relative
+    error over a launch, a private read and a shared read.
 
     `frame` holds rows of `own_rows.operator_rows` that ran GraniKV's private pass alone over
     tokens that rows have in common, by eight rows or more: fewer leave the card half empty, and
@@ -52,7 +34,7 @@ def fit_rereads(frame: pl.DataFrame) -> RereadFit:
     found = _fit(terms, measured)
     residual = float(np.median(np.abs(found @ terms / measured - 1)))
     error = summarise(predicted, measured, names)
-    return RereadFit(float(min(1.0, found[2] / found[1])), residual, error, calls.height)
+    return ShareFit(float(min(1.0, found[2] / found[1])), residual, error, calls.height)
 
 
 def _fit(terms: FloatArray, measured: FloatArray) -> FloatArray:
