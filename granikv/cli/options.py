@@ -1,4 +1,6 @@
-"""Option groups of a server, its service levels and its replicas, and what they build."""
+"""Options that commands have in common: of processes, and groups of a server, its service levels
+and its replicas, with what they build.
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from granikv.sim.metrics import Slo
 
 _SERVER = "Server"
+
+JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; all cores by default.")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from granikv.cli.failures import InterruptError
-from granikv.cli.folders import kept, written
 from granikv.cli.groups import with_groups
-from granikv.cli.options import ServerGroup, SloGroup, parse_replicas
-from granikv.cli.screen import progress_bar, results, say
-from granikv.cli.task import begin, task_of
-from granikv.cli.trace_options import ReadGroup, TransformGroup
+from granikv.cli.options import JobsOption, ServerGroup, SloGroup, parse_replicas
+from granikv.cli.screen import results, say
+from granikv.cli.task import begin, end, simulated, task_of
+from granikv.cli.trace_options import ReadGroup, TraceArgument, TransformGroup
 
 if TYPE_CHECKING:
     from granikv.planner.search import Findings
@@ -22,7 +20,7 @@ _FILES = ("plan.html", "plan.json", "runs")
 
 @with_groups(server=ServerGroup, slo=SloGroup, read=ReadGroup, transform=TransformGroup)
 def command(
-    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    trace: TraceArgument,
     *,
     fp: Annotated[
         str,
@@ -40,9 +38,7 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder for plan.json, plan.html and run records.")
     ] = Path("granikv-plan"),
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.")
-    ] = None,
+    jobs: JobsOption = None,
     read: ReadGroup,
     transform: TransformGroup,
     slo: SloGroup,
@@ -57,18 +53,13 @@ def command(
     source = read.open(trace)
     task = task_of(source, transform, slo.slo(), built)
     facts = begin(source, task, built, out, "plan")
-    try:
-        with progress_bar("Simulating") as bar:
-            findings, verdict = make_plan(
-                task, fractions, number, seeds, out, bar.advance_to, bar.stage, jobs
-            )
-    except KeyboardInterrupt:
-        raise InterruptError(kept(out, _FILES)) from None
+    findings, verdict = simulated(
+        lambda bar: make_plan(task, fractions, number, seeds, out, bar.advance_to, bar.stage, jobs),
+        out,
+        _FILES,
+    )
     _show(findings, verdict, out, facts)
-    if findings.is_partial:
-        raise InterruptError(
-            f"{len(findings.results)} simulations were finished; {kept(out, _FILES)}"
-        )
+    end(findings, out, _FILES)
 
 
 def _show(
@@ -85,7 +76,7 @@ def _show(
         needed = _needed(findings)
         say(*(f"{name}: {text}." for name, text in needed.items()))
         write_page(findings, verdict, out / "plan.html", facts | needed)
-    say(provenance_line(findings), f"Written: {written(out, _FILES)}")
+    say(provenance_line(findings))
 
 
 def _needed(findings: "Findings") -> dict[str, str]:

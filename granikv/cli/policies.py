@@ -5,13 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from granikv.cli.failures import InterruptError
-from granikv.cli.folders import kept, written
 from granikv.cli.groups import with_groups
-from granikv.cli.options import ServerGroup, SloGroup
-from granikv.cli.screen import progress_bar, results, say
-from granikv.cli.task import begin, task_of
-from granikv.cli.trace_options import ReadGroup, TransformGroup
+from granikv.cli.options import JobsOption, ServerGroup, SloGroup
+from granikv.cli.screen import results, say
+from granikv.cli.task import begin, end, simulated, task_of
+from granikv.cli.trace_options import ReadGroup, TraceArgument, TransformGroup
 from granikv.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ _FILES = ("policies.html", "policies.json", "runs")
 
 @with_groups(server=ServerGroup, slo=SloGroup, read=ReadGroup, transform=TransformGroup)
 def command(
-    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    trace: TraceArgument,
     *,
     policy: Annotated[
         list[str] | None,
@@ -74,9 +72,7 @@ def command(
     out: Annotated[
         Path, typer.Option(help="Folder for policies.json, policies.html and run records.")
     ] = Path("granikv-policies"),
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.")
-    ] = None,
+    jobs: JobsOption = None,
     read: ReadGroup,
     transform: TransformGroup,
     slo: SloGroup,
@@ -100,16 +96,11 @@ def command(
     chosen = None if objective == "auto" else objective
     contest = Contest(task, entries, seeds, replicas, chosen, options)
     facts = begin(source, task, built, out, "policies")
-    try:
-        with progress_bar("Simulating") as bar:
-            ranking = compare_policies(contest, out, bar.advance_to, bar.stage, jobs)
-    except KeyboardInterrupt:
-        raise InterruptError(kept(out, _FILES)) from None
+    ranking = simulated(
+        lambda bar: compare_policies(contest, out, bar.advance_to, bar.stage, jobs), out, _FILES
+    )
     _show(contest, ranking, out, facts)
-    if contest.is_partial:
-        raise InterruptError(
-            f"{len(contest.results)} simulations were finished; {kept(out, _FILES)}"
-        )
+    end(contest, out, _FILES)
 
 
 def _show(contest: "Contest", ranking: "Ranking | None", out: Path, facts: dict[str, str]) -> None:
@@ -124,4 +115,3 @@ def _show(contest: "Contest", ranking: "Ranking | None", out: Path, facts: dict[
         write_page(contest, ranking, out / "policies.html", facts)
     if contest.results:
         say(provenance_line(contest))
-    say(f"Written: {written(out, _FILES)}")

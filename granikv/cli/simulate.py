@@ -13,7 +13,7 @@ from granikv.cli.groups import with_groups
 from granikv.cli.options import BuiltServer, ServerGroup, SloGroup
 from granikv.cli.reading import not_empty, report_lines
 from granikv.cli.screen import progress_bar, results, say
-from granikv.cli.trace_options import ReadGroup, TransformGroup
+from granikv.cli.trace_options import ReadGroup, TraceArgument, TransformGroup
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @with_groups(server=ServerGroup, slo=SloGroup, read=ReadGroup, transform=TransformGroup)
 def command(
-    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    trace: TraceArgument,
     *,
     system: Annotated[
         Literal["granikv", "sglang", "cascade"],

@@ -1,18 +1,26 @@
-"""task: the planner's task from what option groups have built, and how its commands begin."""
+"""task: the planner's task from what option groups have built, and how its commands begin, run and
+end.
+"""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from granikv.cli.folders import prepare_folder
+from granikv.cli.failures import InterruptError
+from granikv.cli.folders import kept, prepare_folder, written
 from granikv.cli.options import BuiltServer
 from granikv.cli.reading import count_trace, report_lines
-from granikv.cli.screen import progress_bar, say
+from granikv.cli.screen import Bar, progress_bar, say
 from granikv.cli.trace_options import TransformGroup
 
 if TYPE_CHECKING:
     from granikv.planner.cells import PlanTask
+    from granikv.planner.contest import Contest
+    from granikv.planner.search import Findings
     from granikv.sim.metrics import Slo
     from granikv.traces.source import TraceSource
+
+T = TypeVar("T")
 
 
 def task_of(
@@ -51,3 +59,28 @@ def begin(
     prepare_folder(out, name)
     say(*report_lines(source), count.text, f"KV capacity: {built.capacity}")
     return {"Trace": f"{source.path.name}: {count.text}", "KV capacity": built.capacity}
+
+
+def simulated(run: Callable[[Bar], T], out: Path, names: Sequence[str]) -> T:
+    """Simulate under a bar; `names` are the files of `out` that a run leaves.
+
+    Raises:
+        InterruptError: Ctrl-C came before or after what the planner saves by itself.
+    """
+    try:
+        with progress_bar("Simulating") as bar:
+            return run(bar)
+    except KeyboardInterrupt:
+        raise InterruptError(kept(out, names)) from None
+
+
+def end(runs: "Contest | Findings", out: Path, names: Sequence[str]) -> None:
+    """Say what was written.
+
+    Raises:
+        InterruptError: simulations are missing.
+    """
+    say(f"Written: {written(out, names)}")
+    if runs.is_partial:
+        count = len(runs.results)
+        raise InterruptError(f"{count} simulations were finished; {kept(out, names)}")

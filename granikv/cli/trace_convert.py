@@ -8,12 +8,12 @@ import typer
 
 from granikv.cli.groups import with_groups
 from granikv.cli.trace_files import rewrite
-from granikv.cli.trace_options import ReadGroup
+from granikv.cli.trace_options import ReadGroup, TraceArgument
 
 
 @with_groups(read=ReadGroup)
 def command(
-    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    trace: TraceArgument,
     out: Annotated[Path, typer.Argument(help="File to write; packed when it ends in .gz.")],
     *,
     to: Annotated[

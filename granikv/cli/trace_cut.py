@@ -7,12 +7,12 @@ import typer
 
 from granikv.cli.groups import with_groups
 from granikv.cli.trace_files import rewrite
-from granikv.cli.trace_options import ReadGroup, TransformGroup
+from granikv.cli.trace_options import ReadGroup, TraceArgument, TransformGroup
 
 
 @with_groups(read=ReadGroup, transform=TransformGroup)
 def command(
-    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    trace: TraceArgument,
     out: Annotated[
         Path, typer.Argument(help="Canonical trace to write; packed when it ends in .gz.")
     ],

@@ -1,6 +1,5 @@
 """`granikv trace info`: what a trace holds, and what a HOT pool could serve of it."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,12 +7,12 @@ import typer
 from granikv.cli.groups import with_groups
 from granikv.cli.reading import not_empty, report_lines
 from granikv.cli.screen import progress_bar, results, say
-from granikv.cli.trace_options import ReadGroup, TransformGroup
+from granikv.cli.trace_options import ReadGroup, TraceArgument, TransformGroup
 
 
 @with_groups(read=ReadGroup, transform=TransformGroup)
 def command(
-    trace: Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")],
+    trace: TraceArgument,
     *,
     top: Annotated[int, typer.Option(min=1, help="Shared prefixes to list.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,

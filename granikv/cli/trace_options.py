@@ -1,4 +1,4 @@
-"""Option groups of a trace: how it is read and what is done to it."""
+"""Of a trace: the argument that names it, and option groups of how it is read and changed."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _READING = "Reading the trace"
 _TRANSFORM = "Changing the trace"
+
+TraceArgument = Annotated[Path, typer.Argument(help="Trace file or folder, or a workload YAML.")]
 
 
 @dataclass(frozen=True, slots=True)

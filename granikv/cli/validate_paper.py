@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from granikv.cli.folders import make_folder
+from granikv.cli.options import JobsOption
 from granikv.cli.screen import progress_bar, results, say
 
 
@@ -14,9 +15,7 @@ def command(
     out: Annotated[
         Path | None, typer.Option(help="Folder for paper.json and paper.md; replaces them.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Processes; all cores by default.")
-    ] = None,
+    jobs: JobsOption = None,
 ) -> None:
     """Print every figure known of the GraniKV paper beside the simulator's prediction.
 

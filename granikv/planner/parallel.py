@@ -1,13 +1,21 @@
-"""parallel: simulations on all cores, and a Ctrl-C that loses no result."""
+"""parallel: simulations on all cores, and a Ctrl-C or an error that loses no result."""
 
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import joblib
 
+from granikv.core.errors import GraniKVError
+
 T = TypeVar("T")
+
+
+class Unfinished(Protocol):
+    """What simulations are collected in."""
+
+    is_partial: bool
 
 
 def run_all(calls: Sequence[Callable[[], T]], jobs: int | None = None) -> Iterator[tuple[int, T]]:
@@ -29,6 +37,25 @@ def run_all(calls: Sequence[Callable[[], T]], jobs: int | None = None) -> Iterat
 
 def _placed(place: int, call: Callable[[], T]) -> tuple[int, T]:
     return place, call()
+
+
+def saved(work: Unfinished, run: Callable[[], None], save: Callable[[], T]) -> T:
+    """Run all simulations of `work`, then save it; what there is, also after an interrupt or an
+    error.
+
+    Raises:
+        GraniKVError: that of `run`, once all is saved.
+    """
+    try:
+        run()
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        work.is_partial = True
+    except GraniKVError:
+        work.is_partial = True
+        save()
+        raise
+    return save()
 
 
 def ignore_interrupts() -> None:

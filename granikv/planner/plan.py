@@ -6,9 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from granikv.core.errors import ConfigError, GraniKVError
+from granikv.core.errors import ConfigError
 from granikv.planner.cells import PlanTask
-from granikv.planner.parallel import ignore_interrupts
+from granikv.planner.parallel import saved
 from granikv.planner.provenance import coverage, task_json
 from granikv.planner.search import (
     MAX_REPLICAS,
@@ -43,7 +43,8 @@ def make_plan(
         ConfigError: no number of replicas meets the SLO, or a repartition policy fails.
     """
     findings = Findings(task, fractions, seeds)
-    try:
+
+    def run() -> None:
         if replicas is None:
             on_stage("Finding the number of replicas")
             findings.replicas = _enough_replicas(findings)
@@ -55,16 +56,13 @@ def make_plan(
         if _is_short(findings):
             on_stage("Overloaded: finding the number of replicas")
             _need(findings)
-    except KeyboardInterrupt:
-        ignore_interrupts()
-        findings.is_partial = True
-    except GraniKVError:
-        findings.is_partial = True
-        write_plan(findings, _try_judge(findings), out / "plan.json")
-        raise
-    verdict = _try_judge(findings)
-    write_plan(findings, verdict, out / "plan.json")
-    return findings, verdict
+
+    def save() -> Verdict | None:
+        verdict = _try_judge(findings)
+        write_plan(findings, verdict, out / "plan.json")
+        return verdict
+
+    return findings, saved(findings, run, save)
 
 
 def _enough_replicas(findings: Findings) -> int:

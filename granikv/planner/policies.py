@@ -6,10 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from granikv.core.errors import GraniKVError
 from granikv.planner.contest import ORACLE, Contest, run_entries, run_oracle
 from granikv.planner.oracle import Oracle
-from granikv.planner.parallel import ignore_interrupts
+from granikv.planner.parallel import saved
 from granikv.planner.provenance import coverage, task_json
 from granikv.planner.ranking import Ranking, Standing, rank
 from granikv.planner.ranking_words import sentences
@@ -31,22 +30,20 @@ def compare_policies(
     Raises:
         ConfigError: a policy fails.
     """
-    try:
+
+    def run() -> None:
         on_stage("Simulating")
         run_entries(contest, out / "runs", on_progress, jobs)
         if contest.options is not None:
             on_stage("Searching for the oracle")
             run_oracle(contest, out / "runs", on_progress, jobs)
-    except KeyboardInterrupt:
-        ignore_interrupts()
-        contest.is_partial = True
-    except GraniKVError:
-        contest.is_partial = True
-        _write(contest, _try_rank(contest), out / "policies.json")
-        raise
-    ranking = _try_rank(contest)
-    _write(contest, ranking, out / "policies.json")
-    return ranking
+
+    def save() -> Ranking | None:
+        ranking = _try_rank(contest)
+        _write(contest, ranking, out / "policies.json")
+        return ranking
+
+    return saved(contest, run, save)
 
 
 def _try_rank(contest: Contest) -> Ranking | None:

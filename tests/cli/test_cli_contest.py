@@ -1,15 +1,11 @@
 """`granikv policies` from end to end: screen, files, folders, wrong input, Ctrl-C."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from interrupt_support import interrupted
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs/examples"
 DRIFT = EXAMPLES / "drift.yaml"
@@ -151,20 +147,9 @@ def test_a_policy_that_fails_is_corrected_and_run_again(granikv, tmp_path):
 def test_interrupt_keeps_and_names_finished_runs(tmp_path):
     out = tmp_path / "out"
     arguments = ("policies", DRIFT, *SERVER, "--fp", 0.1, "--seeds", 99, "--jobs", 1, "--out", out)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "granikv.cli.main", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     # The last of the nominal seed has begun.
-    while not (out / "runs/static-0.6").exists():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate()
-    assert process.returncode == 130
+    code, _, error = interrupted(arguments, out / "runs/static-0.6")
+    assert code == 130
     assert error.count("\n") == 1
     assert f"{out / 'policies.json'}, {out / 'runs'}." in error
     body = body_of(out)
@@ -178,7 +163,7 @@ def test_interrupt_before_any_run(granikv, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("granikv.planner.policies.run_entries", stop)
-    monkeypatch.setattr("granikv.planner.policies.ignore_interrupts", lambda: None)
+    monkeypatch.setattr("granikv.planner.parallel.ignore_interrupts", lambda: None)
     ended = granikv("policies", DRIFT, *SMALL, "--out", tmp_path / "out")
     assert ended.code == 130
     assert "Interrupted; 0 simulations were finished" in ended.error

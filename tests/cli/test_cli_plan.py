@@ -1,14 +1,10 @@
 """`granikv plan` from end to end: screen, files, folders, Ctrl-C."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from interrupt_support import interrupted
 
 from granikv.traces.records import read_run
 
@@ -144,28 +140,12 @@ def test_folder_that_cannot_be_made(granikv, workload, tmp_path):
 # ---------------------------------------------------------------------- Ctrl-C
 
 
-def wait_until(condition, process: subprocess.Popen) -> None:
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-
-
 def test_interrupt_keeps_and_names_finished_runs(tmp_path):
     out = tmp_path / "out"
     arguments = ("plan", AGENTS, *SERVER, "--seeds", "50", "--jobs", "2", "--out", out)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "granikv.cli.main", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     third = out / "runs/granikv-fp0.050-n1-seed0/requests.parquet"
-    wait_until(third.exists, process)
-    # As a terminal does: to the command and to all of its workers.
-    os.killpg(process.pid, signal.SIGINT)
-    screen, error = process.communicate()
-    assert process.returncode == 130
+    code, screen, error = interrupted(arguments, third)
+    assert code == 130
     assert "Traceback" not in error
     assert f"kept: {out / 'plan.json'}, {out / 'runs'}." in error
     plan = plan_of(out)

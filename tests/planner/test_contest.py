@@ -170,7 +170,7 @@ def test_an_interrupt_of_the_search_keeps_the_ranking(make_contest, tmp_path, mo
         raise KeyboardInterrupt
 
     monkeypatch.setattr("granikv.planner.policies.run_oracle", stop)
-    monkeypatch.setattr("granikv.planner.policies.ignore_interrupts", lambda: None)
+    monkeypatch.setattr("granikv.planner.parallel.ignore_interrupts", lambda: None)
     contest = make_contest()
     ranking = compare(contest, tmp_path)
     assert contest.is_partial
