@@ -1,6 +1,6 @@
 """HotPlacement: brings shared prefixes into HOT slabs, in place or later by a copy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from granikv.core.directory import SlabDirectory
 from granikv.core.placement import promote, promote_fitting, reserve_declared
@@ -47,24 +47,27 @@ class HotPlacement:
     def promote_used(self, now_s: float) -> int:
         """Copy what admission wants of the paths used since the last call; returns the tokens."""
         states, self._candidates = self._candidates, []
-        ends = {s.last_node.node_id: s.last_node for s in states if s.last_node is not None}
-        copied = 0
-        for node in ends.values():
-            chain = [member for member in node.path() if member.slots is not None]
-            copied += promote(self._directory, self._index, chain, now_s)
-        self.promoted_tokens += copied
-        return copied
+        return self._place(promote, states, now_s)
 
     def promote_read(self, rows: Sequence[RequestState], now_s: float) -> int:
         """Copy what rows read in common in COLD into free HOT; returns the tokens.
 
         Otherwise a prefix waits for its next request, which may itself wait for want of COLD.
         """
+        return self._place(promote_fitting, rows, now_s)
+
+    def _place(
+        self,
+        place: Callable[[SlabDirectory, PrefixIndex, list[Node], float], int],
+        states: Sequence[RequestState],
+        now_s: float,
+    ) -> int:
+        """Of each path that one of them is on."""
+        ends = {s.last_node.node_id: s.last_node for s in states if s.last_node is not None}
         copied = 0
-        for row in rows:
-            path = row.last_node.path() if row.last_node is not None else []
-            chain = [node for node in path if node.slots is not None]
-            copied += promote_fitting(self._directory, self._index, chain, now_s)
+        for node in ends.values():
+            chain = [member for member in node.path() if member.slots is not None]
+            copied += place(self._directory, self._index, chain, now_s)
         self.promoted_tokens += copied
         return copied
 

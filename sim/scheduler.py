@@ -236,15 +236,15 @@ class Scheduler:
             self._index.lock(after, before)
             state.last_node = after
         self._index.refresh(after)
-        if not item.truncated:
+        is_complete = not item.truncated
+        if is_complete:
             self._index.count_use(after.path(), now_s)
         if self._placement is None:
             return
-        if not item.truncated:
+        if is_complete or state.cursor.depth >= state.request.prefix_tokens:
             self._placement.finish(state)
+        if is_complete:
             self._placement.used(state)
-        elif state.cursor.depth >= state.request.prefix_tokens:
-            self._placement.finish(state)
 
     def _hot_part(self, state: RequestState, extend_tokens: int) -> int:
         if state.reservation is None:
