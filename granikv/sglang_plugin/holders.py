@@ -11,6 +11,7 @@ from granikv.sglang_plugin.promotion import (
     live_requests,
     remap,
     wait_for_the_running_step,
+    with_rows,
 )
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 
@@ -76,7 +77,7 @@ class ServerHolders:
     def _remap_rows(self, moved: torch.Tensor) -> None:
         """Every slot of every live row; what is behind a row's end is nobody's."""
         table = self._tree.req_to_token_pool.req_to_token
-        reqs = [req for req in live_requests(self._scheduler) if req.req_pool_idx is not None]
+        reqs = with_rows(live_requests(self._scheduler))
         if not reqs:
             return
         rows = torch.tensor([req.req_pool_idx for req in reqs], device=table.device)

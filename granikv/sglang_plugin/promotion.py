@@ -45,8 +45,7 @@ def promote_read(scheduler: Any) -> None:
     """
     tree: GraniRadixCache = scheduler.tree_cache
     live = cache(lambda: list(live_requests(scheduler)))
-    rows = [req for req in scheduler.running_batch.reqs if req.req_pool_idx is not None]
-    ends = {req.last_node.id: req.last_node for req in rows}
+    ends = {req.last_node.id: req.last_node for req in with_rows(scheduler.running_batch.reqs)}
     for node in ends.values():
         for move in tree.promote(node, is_asked_for=False):
             _carry_out(scheduler, move, live())
@@ -60,6 +59,11 @@ def _carry_out(scheduler: Any, move: HotMove, requests: Iterable[Any]) -> None:
     src, dst = to_device(move.src), to_device(move.dst)
     remap(tree, move, dst, requests)
     copy_behind_the_running_step(scheduler, src, dst)
+
+
+def with_rows(requests: Iterable[Any]) -> list[Any]:
+    """Those that have a row: one that has ended is in the batch for one step more, and has none."""
+    return [req for req in requests if req.req_pool_idx is not None]
 
 
 def live_requests(scheduler: Any) -> Iterator[Any]:
@@ -81,8 +85,8 @@ def remap(tree: GraniRadixCache, move: HotMove, dst: torch.Tensor, requests: Ite
     Queued requests hold nothing: they are matched again when they are scheduled.
     """
     end = move.start + len(dst)
-    for req in requests:
-        if req.req_pool_idx is None or not tree.holds(req.last_node, move.node):
+    for req in with_rows(requests):
+        if not tree.holds(req.last_node, move.node):
             continue
         tree.req_to_token_pool.write((req.req_pool_idx, slice(move.start, end)), dst)
         req.prefix_indices[move.start : end] = dst[: len(req.prefix_indices) - move.start]

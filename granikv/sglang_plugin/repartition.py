@@ -27,6 +27,7 @@ from granikv.sglang_plugin.promotion import (
     live_requests,
     promote_read,
     promote_ready,
+    with_rows,
 )
 from granikv.sglang_plugin.radix_cache import GraniRadixCache
 from granikv.sglang_plugin.step_plan import shared_tables
@@ -151,9 +152,7 @@ class LiveRepartitioner:
 
     def _window(self, now_s: float) -> Window:
         batch = self._scheduler.running_batch
-        # A row that has ended is in the batch for one step more, and has nothing.
-        rows = [req for req in batch.reqs if req.req_pool_idx is not None]
-        segments = shared_tables(self._tree, rows, least_rows=2).segments
+        segments = shared_tables(self._tree, with_rows(batch.reqs), least_rows=2).segments
         private = (context_tokens(batch) if batch.reqs else 0) - sum(
             segment.rows * segment.length for segment in segments
         )
