@@ -1,6 +1,7 @@
 """The step rung: the cost model alone, fed the batch of each step that a live server recorded."""
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,13 +52,13 @@ def step_times(run: LiveRun, cost: StepCost) -> StepTimes:
         TraceFormatError: a recorded batch cannot be read.
     """
     reads, sizes = SharedReads.of(run), run.prefill_graph_tokens
-    skipped: dict[str, int] = {}
+    skipped: Counter[str] = Counter()
     rows = []
     taken_s = recorded_s(run.steps).tolist()
     for step, step_s in zip(run.steps.iter_rows(named=True), taken_s, strict=True):
         is_decode = step["kind"] == "decode"
         if is_decode and not reads.knows(step):
-            skipped[_UNKNOWN_READS] = skipped.get(_UNKNOWN_READS, 0) + 1
+            skipped[_UNKNOWN_READS] += 1
             continue
         try:
             found = _decode(step, reads, cost) if is_decode else _extend(step, sizes, cost)
@@ -66,13 +67,13 @@ def step_times(run: LiveRun, cost: StepCost) -> StepTimes:
                 f"{run.folder}: step {step['iter']} cannot be read ({error}); record it again."
             ) from None
         if found is None:
-            skipped[_UNKNOWN_LENGTHS] = skipped.get(_UNKNOWN_LENGTHS, 0) + 1
+            skipped[_UNKNOWN_LENGTHS] += 1
             continue
         mode, predicted_ns = found
         rows.append((mode, step["rows"], step_s * 1e6, predicted_ns / 1e3))
     schema = {"mode": pl.String, "rows": pl.Int64, "recorded_us": pl.Float64}
     table = pl.DataFrame(rows, schema | {"predicted_us": pl.Float64}, orient="row")
-    return StepTimes(table.filter(pl.col("recorded_us") > 0), skipped)
+    return StepTimes(table.filter(pl.col("recorded_us") > 0), dict(skipped))
 
 
 def recorded_s(steps: pl.DataFrame) -> NDArray[np.float64]:
