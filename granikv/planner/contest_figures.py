@@ -1,5 +1,6 @@
 """Figures of the policies page, all plotly: ranking, HOT fraction and throughput over time."""
 
+from collections.abc import Iterable
 from itertools import cycle
 
 import plotly.graph_objects as go
@@ -42,27 +43,31 @@ def ranking_figure(ranking: Ranking) -> go.Figure:
 
 def fraction_figure(runs: dict[str, CellResult], size_tokens: int) -> go.Figure:
     """HOT's share of all tokens over time, a line for each run."""
-    figure = blank_figure("s", "HOT fraction", height=400)
-    for (name, run), style in zip(runs.items(), _styles(runs), strict=True):
-        shares = [tokens / size_tokens for tokens in run.timeline["hot_tokens"]]
-        line = style | {"shape": "hv"}
-        add_line(figure, name, run.timeline["time_s"], shares, line=line, mode="lines")
-    figure.update_yaxes(rangemode="tozero", hoverformat=".3f")
-    return figure
+    lines = {
+        name: (run.timeline["time_s"], [t / size_tokens for t in run.timeline["hot_tokens"]])
+        for name, run in runs.items()
+    }
+    return _over_time("HOT fraction", ".3f", lines)
 
 
 def rate_figure(runs: dict[str, CellResult]) -> go.Figure:
     """Decoded tokens per second over time, a line for each run."""
-    figure = blank_figure("s", "tokens/s", height=400)
-    for (name, run), style in zip(runs.items(), _styles(runs), strict=True):
-        rate = run.rate
-        line = style | {"shape": "hv"}
-        add_line(figure, name, rate["time_s"], rate["tokens_per_s"], line=line, mode="lines")
-    figure.update_yaxes(rangemode="tozero", hoverformat=",.4~g")
+    lines = {name: (run.rate["time_s"], run.rate["tokens_per_s"]) for name, run in runs.items()}
+    return _over_time("tokens/s", ",.4~g", lines)
+
+
+def _over_time(
+    title: str, hover_format: str, lines: dict[str, tuple[list[float], list[float]]]
+) -> go.Figure:
+    """Steps over seconds, by name of the run."""
+    figure = blank_figure("s", title, height=400)
+    for (name, (times, values)), style in zip(lines.items(), _styles(lines), strict=True):
+        add_line(figure, name, times, values, line=style | {"shape": "hv"}, mode="lines")
+    figure.update_yaxes(rangemode="tozero", hoverformat=hover_format)
     return figure
 
 
-def _styles(runs: dict[str, CellResult]) -> list[dict[str, object]]:
+def _styles(runs: Iterable[str]) -> list[dict[str, object]]:
     """Static splits dashed grey, the oracle dotted black, policies in colours of their own."""
     colors = cycle(_POLICIES)
     styles: list[dict[str, object]] = []
